@@ -204,12 +204,8 @@ def test_crashes_in_a_row_bring_no_dead_backend_back(tmp_path: Path) -> None:
 def test_crashes_at_any_moment_bring_no_dead_backend_back_while_many_die_and_return(tmp_path: Path) -> None:
     """Each life begins with what the one before had on disk when it was killed. Of two checks of a backend
     one is slower to condemn."""
-    chance, addresses, dead, condemned = (
-        Random(1),
-        [f"10.244.0.{n}" for n in range(1, 31)],
-        set[str](),
-        set[str](),
-    )
+    chance, dead, condemned = Random(1), set[str](), set[str]()
+    addresses = [f"10.244.0.{n}" for n in range(1, 31)]
     served = {"web": addresses, "patient": addresses[::3]}
     patient = service("patient", *served["patient"], check="fall: 4", number=2)
 
