@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.api.daemon_process import ConfiguredHost, host
+from tests.lab.node import Node
 from tests.lab.waiting import wait_until
-from tests.model.samples import HEAD
 
 PROGRAMS = ("iptables-restore", "ip6tables-restore")
 REFUSAL = "is broken by the test"
@@ -203,26 +203,15 @@ class Unit(ConfiguredHost):
             "NOTIFY_SOCKET": str(self.root / "notify"),
             "PATH": f"{self.tools.directory}:{os.environ['PATH']}",
         }
+        self._node = Node(self.namespace, "host", "", "", environment=self.environment)
 
     def argv(self, *arguments: str, module: str = "vipd") -> list[str]:
-        """The command line with the unit's environment."""
+        """The command line of a program of vipd in the namespace."""
         entered = super().argv(*arguments, module=module)
-        pairs = [f"{name}={value}" for name, value in self.environment.items()]
         mounts: list[str] = []
         if self.journal_directory is not None:
             mounts = ["unshare", "-m", "sh", "-c", _ONLY_THIS_RUN, str(self.journal_directory)]
-        env = ["env", *pairs] if pairs else []
-        return [*entered[:4], *mounts, *env, *entered[4:]]
-
-    def declare(self, name: str, *blocks: str) -> None:
-        """Write a file of declarations, in one step: the daemon must not read half of it."""
-        self.write(name, HEAD + "".join(blocks))
-
-    def write(self, name: str, text: str) -> None:
-        """Write a file where declarations are, in one step."""
-        new = self.services_dir / f".{name}.new"
-        new.write_text(text)
-        new.rename(self.services_dir / name)
+        return [*entered[:4], *mounts, *entered[4:]]
 
     def vipctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run vipctl in the namespace."""
