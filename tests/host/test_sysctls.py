@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -35,7 +36,8 @@ def host() -> Iterator[Node]:
 
 def value(host: Node, name: str) -> str:
     """What a kernel setting holds."""
-    return host.run("cat", f"/proc/sys/{name.replace('.', '/')}").stdout.strip()
+    with host.entered():
+        return Path("/proc/sys", *name.split(".")).read_text().strip()
 
 
 def values(host: Node) -> tuple[str, ...]:

@@ -130,7 +130,7 @@ def test_an_unplugged_device_is_on_no_lan(node: Node) -> None:
     def lans() -> set[str]:
         return {lan.interface for lan in read_lans()}
 
-    assert lans() == {"eth0", "eth1"}
+    wait_until(lambda: lans() == {"eth0", "eth1"}, "both are up")
     node.run("ip", "link", "set", "peer0", "down")
     wait_until(lambda: lans() == {"eth1"}, "eth0 is down")
     node.run("ip", "link", "set", "peer0", "up")
