@@ -15,7 +15,13 @@ TOOLS = {4: "-4", 6: "-6"}
 SOON = 60.0
 """Seconds: the host is looked at every five; the machine may be busy."""
 
-FOREIGN = "*nat\n-A PREROUTING -p tcp --dport 2222 -j REDIRECT --to-ports 22\nCOMMIT\n"
+LEGACY = """*nat
+:VIPD-SERVICES - [0:0]
+-A PREROUTING -m comment --comment "vipd services" -j VIPD-SERVICES
+-A PREROUTING -p tcp --dport 2222 -j REDIRECT --to-ports 22
+COMMIT
+"""
+"""Rules of an earlier vipd and of another program in the variant that vipd does not write with."""
 
 
 def routes(lab: Lab) -> list[str]:
@@ -54,7 +60,13 @@ def give_route(lab: Lab, kind: str) -> None:
         ip("-n", host, "-6", "route", "add", "blackhole", "fd00:96::/64")
 
 
-@pytest.mark.parametrize("kind", ["none", "default", "connected", "blackhole"])
+AT_NIGHT = pytest.mark.nightly
+"""The default route and the blackhole are in other tests by day, too."""
+
+
+@pytest.mark.parametrize(
+    "kind", ["none", "connected", *(pytest.param(kind, marks=AT_NIGHT) for kind in ("default", "blackhole"))]
+)
 def test_every_way_to_a_vip_works(lab: Lab, kind: str) -> None:
     give_route(lab, kind)
     before = state(lab)
@@ -153,7 +165,7 @@ def test_the_longest_prefix_and_then_the_lowest_metric_of_tables_for_all_packets
 
 def test_what_changes_on_the_host_is_noticed(lab: Lab) -> None:
     default_route(lab, "add", 4)
-    lab.host.run("iptables-legacy-restore", "--noflush", "-w", text=FOREIGN)
+    lab.host.run("iptables-legacy-restore", "--noflush", "-w", text=LEGACY)
     with Daemon(lab.host, iptables_variant="nft") as daemon:
         services = Services(daemon)
         vips = [services.add(lab.backends, family=family) for family in FAMILIES]
@@ -162,7 +174,10 @@ def test_what_changes_on_the_host_is_noticed(lab: Lab) -> None:
         default_route(lab, "del", 4)
         ip("-n", lab.host.namespace, "link", "delete", "vipd0")
         daemon.wait_until(lambda: routes(lab), addresses, SOON)
-        daemon.wait_until(lambda: [w.split()[0] for w in daemon.status()["warnings"]], ["iptables-legacy"])
+        told = "iptables-legacy holds rules of other programs (ipv4 nat)"
+        daemon.wait_until(lambda: [w[: len(told)] for w in daemon.status()["warnings"]], [told])
+        left = lab.host.run("iptables-legacy-save").stdout
+        assert ("--dport 2222" in left, "VIPD-" in left) == (True, False), "its own are gone"
         for vip in vips:
             lab.host.send(*vip).all_answered()
         default_route(lab, "add", *FAMILIES)
@@ -192,6 +207,7 @@ def test_nothing_is_made_when_the_settings_say_so(lab: Lab) -> None:
     before = state(lab)
     with Daemon(lab.host, vip_device="") as daemon:
         vip = Services(daemon).add(lab.backends)
+        assert lab.host.run("cat", "/proc/net/ip_tables_names").stdout == "", "nor a table of iptables-legacy"
         lab.host.send(*vip).all_failed("ENETUNREACH")
         lab.client.send(*vip).all_answered()
         assert state(lab) == before
@@ -205,7 +221,7 @@ def test_a_host_without_ipv6_on_new_devices_is_served(lab: Lab) -> None:
         assert daemon.status()["warnings"] == []
 
 
-@pytest.mark.parametrize("up", ["up", "down"])
+@pytest.mark.parametrize("up", ["down", pytest.param("up", marks=AT_NIGHT)])
 def test_a_device_that_was_there_is_used_and_left_as_it_was(lab: Lab, up: str) -> None:
     host = lab.host.namespace
     ip("-n", host, "link", "add", "vipd0", "type", "bridge")
