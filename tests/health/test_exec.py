@@ -216,7 +216,6 @@ def seen_by_daemon(count: int, *rights: str) -> list[str]:
 
 
 def of_nobody() -> set[str]:
-    """Programs that run as the user `nobody`."""
     listed = subprocess.run(
         ["pgrep", "-u", "nobody", "-x", "sleep"], capture_output=True, text=True, check=False
     )

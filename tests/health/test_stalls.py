@@ -32,7 +32,6 @@ def target(port: int, probe: Probe, timeout: float = 60.0, address: str = "127.0
 
 
 async def answer(prober: Prober, asked: CheckTarget) -> ProbeResult:
-    """What one question finds."""
     future: asyncio.Future[ProbeResult] = asyncio.get_running_loop().create_future()
     prober.start(asked, future.set_result)
     return await future
@@ -90,7 +89,6 @@ async def running(health: HealthChecker) -> AsyncIterator[HealthChecker]:
 
 @pytest.fixture
 def backend() -> Iterator[CheckTarget]:
-    """One that answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
         yield CheckTarget("127.0.0.1", listener.getsockname()[1], Protocol.TCP, PROBE, FAST)
 

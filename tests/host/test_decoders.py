@@ -62,7 +62,6 @@ def recorded(kind: str) -> list[bytes]:
 
 
 def flows() -> list[bytes]:
-    """Entries of connection tracking, in both families."""
     four = made(("10.0.0.1", 5), ("10.96.0.1", 80), ("10.244.0.1", 8080), replied=True)
     six = made(("fd00::1", 5), ("fd00:96::1", 80), ("fd00:244::1", 8080))
     number = attribute(entries.CTA_ID, struct.pack(">I", 7))
@@ -70,14 +69,12 @@ def flows() -> list[bytes]:
 
 
 def ends() -> list[bytes]:
-    """Ends of flows."""
     four = made(("10.0.0.1", 5), ("10.96.0.1", 80), ("10.244.0.1", 8080), replied=True)
     six = made(("fd00::1", 5), ("fd00:96::1", 80), ("fd00:244::1", 8080))
     return [end_message(e, 7, Traffic(1, 2, 3, 4), timeout=t) for e in (four, six) for t in (True, False)]
 
 
 def rules() -> list[bytes]:
-    """Rules that are counted."""
     return [counted_rule(RULE_DELETED, hairpin=True), counted_rule(RULE_DELETED) + counted_rule(RULE_ADDED)]
 
 
@@ -128,13 +125,11 @@ def dumped(datagram: bytes) -> None:
 
 
 def acknowledged(datagram: bytes) -> None:
-    """All that is read of an acknowledgement."""
     for _, _, _, _, start, end in split(datagram):
         error_number(datagram, start, end)
 
 
 def routes() -> list[bytes]:
-    """A listing of routes."""
     body = ROUTE.body + b"".join(attribute(kind, value) for kind, value in ROUTE.attributes.items())
     return [netlink.message(rtnetlink.NEW_ROUTE, 0, 1, body) * 2]
 
@@ -189,7 +184,6 @@ def bearing(error: type[Exception] | tuple[type[Exception], ...]) -> Iterator[No
 
 
 def decode(decoder: Decoder, data: bytes) -> None:
-    """Decode, and bear the documented error alone."""
     with bearing(decoder.error):
         decoder.read(data)
 
@@ -212,12 +206,10 @@ def with_other_bytes(data: bytearray, place: int, draw: random.Random) -> None:
 
 
 def cut_off(data: bytearray, place: int, draw: random.Random) -> None:
-    """Nothing more from some place on."""
     del data[place:]
 
 
 def prolonged(data: bytearray, place: int, draw: random.Random) -> None:
-    """Something at the end."""
     data += draw.randbytes(draw.randint(1, 24))
 
 
@@ -265,14 +257,12 @@ def test_what_is_cut_short_is_not_passed_over(name: str) -> None:
 
 
 def link(name: str, index: int, kind: str) -> rtnetlink.Message:
-    """A device as the kernel sends it."""
     found = {3: name.encode() + b"\0"}
     found |= {18: netlink.attribute(1, kind.encode() + b"\0")}
     return rtnetlink.Message(struct.pack("=BxHiII", 0, 1, index, 1, 0), found)
 
 
 def rule() -> rtnetlink.Message:
-    """A policy rule as the kernel sends it."""
     return rtnetlink.Message(
         struct.pack("=BBBBBBBBI", 2, 0, 0, 0, 252, 0, 0, 1, 0), {15: struct.pack("=I", 254)}
     )

@@ -40,7 +40,6 @@ class Answering:
         """As a socket's."""
 
     def recvmsg(self, size: int) -> Received:
-        """The next answer."""
         answer = self._answers.pop(0)
         if isinstance(answer, OSError):
             raise answer

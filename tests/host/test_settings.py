@@ -149,7 +149,6 @@ class WithEnvironment(ConfiguredHost):
         self._node = Node(namespace, "host", "", "", environment=self.environment)
 
     def argv(self, *arguments: str, module: str = "vipd") -> list[str]:
-        """The command line."""
         return [*super().argv(*arguments, module=module), *self.flags]
 
 

@@ -35,7 +35,6 @@ def host() -> Iterator[Node]:
 
 
 def value(host: Node, name: str) -> str:
-    """What a kernel setting holds."""
     with host.entered():
         return Path("/proc/sys", *name.split(".")).read_text().strip()
 

@@ -51,7 +51,6 @@ def of_type(**replies: Reply) -> Reply:
 
 
 def refusing(code: dns.rcode.Rcode) -> Reply:
-    """An error."""
 
     def reply(query: Message) -> bytes:
         answer = dns.message.make_response(query)
@@ -72,7 +71,6 @@ def with_another_id(query: Message) -> bytes | None:
 
 
 def addresses(count: int) -> Reply:
-    """So many addresses."""
     return of_type(A=answering("A", *(f"10.1.{n // 250}.{n % 250 + 1}" for n in range(count))))
 
 

@@ -7,6 +7,7 @@ import contextlib
 import resource
 import socket
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Self
 
 import pytest
 from aiohttp import web
@@ -50,7 +51,6 @@ Story = Callable[[ListenAddress, Listeners], Awaitable[None]]
 
 
 def served(story: Story, limits: ConnectionLimits, address: str = "127.0.0.1") -> None:
-    """Run a story beside listeners with these limits."""
 
     async def run() -> None:
         place = ListenAddress(address, free_port())
@@ -75,8 +75,13 @@ class Client:
         if source:
             self.socket.bind((source, 0))
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
     async def connect(self, *sent: bytes) -> Client:
-        """Connect, and send."""
         loop = asyncio.get_running_loop()
         await asyncio.wait_for(loop.sock_connect(self.socket, self._place), PATIENCE_SECONDS)
         for data in sent:
@@ -97,19 +102,14 @@ class Client:
 
     def ended(self) -> bool:
         """Whether the other side has ended it; what has come is lost."""
-        return has_ended(self.socket)
-
-
-def has_ended(connection: socket.socket) -> bool:
-    """Whether the other side has ended a connection; what has come is lost."""
-    try:
-        while connection.recv(1 << 20):
-            pass
-    except BlockingIOError:
-        return False
-    except ConnectionError:
+        try:
+            while self.socket.recv(1 << 20):
+                pass
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
         return True
-    return True
 
 
 @contextlib.contextmanager
@@ -136,14 +136,10 @@ async def crowd(
 
 async def status(place: ListenAddress, source: str = "", path: str = "/") -> int:
     """Of one good request over a connection of its own; 0: there was no answer."""
-    client = Client(place, source)
-    try:
+    head: list[bytes] = []
+    with Client(place, source) as client, contextlib.suppress(OSError):
         await client.connect(REQUEST.replace(b"/ ", f"{path} ".encode(), 1))
         head = (await client.rest()).partition(b"\r\n")[0].split()
-    except OSError:
-        return 0
-    finally:
-        client.socket.close()
     return int(head[1]) if len(head) > 1 else 0
 
 
@@ -199,9 +195,7 @@ async def trickle(client: Client, data: bytes) -> None:
 
 def test_a_head_without_end_is_refused_before_it_takes_much_memory() -> None:
     async def story(place: ListenAddress, listeners: Listeners) -> None:
-        with closing() as clients:
-            client = Client(place)
-            clients.append(client)
+        with Client(place) as client:
             await client.connect(b"GET / HTTP/1.1\r\n")
             sent = 0
             with contextlib.suppress(ConnectionError):
@@ -219,10 +213,8 @@ def test_a_head_without_end_is_refused_before_it_takes_much_memory() -> None:
 
 def test_a_slow_reader_gets_its_answer() -> None:
     async def story(place: ListenAddress, _: Listeners) -> None:
-        client = Client(place)
         loop, got = asyncio.get_running_loop(), 0
-        with closing() as clients:
-            clients.append(client)
+        with Client(place) as client:
             await client.connect(TO_LARGE)
             while piece := await loop.sock_recv(client.socket, 1 << 18):
                 got += len(piece)
@@ -263,9 +255,7 @@ def test_where_all_is_taken_the_source_with_most_connections_gives_way() -> None
 def test_who_is_answered_is_never_given_up_for_another() -> None:
     async def story(place: ListenAddress, listeners: Listeners) -> None:
         loop = asyncio.get_running_loop()
-        with closing() as clients:
-            client = Client(place)
-            clients.append(client)
+        with Client(place) as client:
             await client.connect(TO_LARGE)
             got = len(await loop.sock_recv(client.socket, 1 << 16))
             for _ in range(20):
@@ -297,9 +287,7 @@ def test_no_version_is_told() -> None:
             b"GET / HTTP/9.9\r\n\r\n",
             b"BREW / HTTP/1.1\r\nHost: x\r\n\r\n",
         ):
-            with closing() as clients:
-                client = Client(place)
-                clients.append(client)
+            with Client(place) as client:
                 await client.connect(sent)
                 answer = (await client.rest()).lower()
             assert b"\r\nserver: vipd\r\n" in answer
@@ -320,9 +308,7 @@ def test_what_is_no_request_does_not_fill_the_log(caplog: pytest.LogCaptureFixtu
             b"GET / HTTPS/1.1\r\n\r\n",
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         ):
-            with closing() as clients:
-                client = Client(place)
-                clients.append(client)
+            with Client(place) as client:
                 await client.connect(sent)
                 assert b" 400 " in await client.rest()
 

@@ -53,14 +53,12 @@ def spare() -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def long_running(lab: Lab) -> Iterator[Daemon]:
-    """A daemon that serves several tests."""
     with Daemon(lab.host) as running:
         yield running
 
 
 @pytest.fixture
 def daemon(long_running: Daemon) -> Iterator[Daemon]:
-    """A daemon without services."""
     yield long_running
     (long_running.services_dir / "services.yaml").unlink(missing_ok=True)
     long_running.vipctl("remove", "web", check=False)
@@ -94,14 +92,12 @@ def frontend(address: str, port: int = 80) -> str:
 
 
 def add(daemon: Daemon, address: str, *more: str, family: int = 0) -> subprocess.CompletedProcess[str]:
-    """Add a service at an address, by vipctl."""
     version = family or (6 if ":" in address else 4)
     spec = (frontend(address), BACKENDS[version], "--name", "web", "--check", "none", *more)
     return daemon.vipctl("add", *spec, check=False)
 
 
 def warnings(daemon: Daemon) -> list[str]:
-    """What status warns of the service."""
     return [each for each in daemon.status()["warnings"] if each.startswith("service web: ")]
 
 
@@ -173,7 +169,6 @@ def test_addresses_that_this_host_gets_are_told_until_they_are_gone_but_for_thos
             lab.host.run("ip", "address", verb, f"{vip}/32", "dev", "cluster")
 
     def warned() -> list[str]:
-        """The addresses of which the status warns."""
         warnings = "\n".join(daemon.status()["warnings"])
         assert VIPS[4] not in warnings or f"ip address del {VIPS[4]}/32 dev cluster" in warnings
         return [vip for vip in services if f"{vip}: an address of this host itself" in warnings]
@@ -360,7 +355,6 @@ def test_vipd_check_and_vipctl_check_judge_by_the_dataplane_that_was_chosen(spar
 
 
 def written(daemon: Daemon, family: int, **fields: object) -> Path:
-    """A file that declares a service."""
     service = {"name": "web", "address": VIPS[family], "ports": ["80/tcp"], "backends": [BACKENDS[family]]}
     path = daemon.directory / "web.yaml"
     path.write_text(yaml.safe_dump({"apiVersion": "vipd/v1", "services": [service | fields]}))
@@ -370,6 +364,5 @@ def written(daemon: Daemon, family: int, **fields: object) -> Path:
 def apply_node_port(
     daemon: Daemon, family: int, port: int, protocol: str = "tcp"
 ) -> subprocess.CompletedProcess[str]:
-    """Apply a service with a node port."""
     ports = [{"port": 80, "protocol": protocol, "node_port": port}]
     return daemon.vipctl("apply", str(written(daemon, family, ports=ports)), check=False)

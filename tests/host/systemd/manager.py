@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import struct
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -82,7 +81,6 @@ class Mailbox:
         wait_until(lambda: mark in self._marks, "every letter read")
 
     def close(self) -> None:
-        """Stop reading."""
         self._closed.set()
         self._reader.join()
         self._socket.close()
@@ -172,11 +170,9 @@ class Tools:
         (self.directory / what).write_text(text)
 
     def unset(self, what: str) -> None:
-        """Be so no longer."""
         (self.directory / what).unlink()
 
     def calls(self) -> int:
-        """How often they were called."""
         path = self.directory / "calls"
         return path.read_text().count("call") if path.exists() else 0
 
@@ -206,19 +202,13 @@ class Unit(ConfiguredHost):
         self._node = Node(self.namespace, "host", "", "", environment=self.environment)
 
     def argv(self, *arguments: str, module: str = "vipd") -> list[str]:
-        """The command line of a program of vipd in the namespace."""
         entered = super().argv(*arguments, module=module)
         mounts: list[str] = []
         if self.journal_directory is not None:
             mounts = ["unshare", "-m", "sh", "-c", _ONLY_THIS_RUN, str(self.journal_directory)]
         return [*entered[:4], *mounts, *entered[4:]]
 
-    def vipctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run vipctl in the namespace."""
-        return self.run("--socket", str(self.socket), *arguments, module="vipd.cli.main")
-
     def signal(self, number: signal.Signals) -> None:
-        """Send the daemon a signal."""
         assert self.process is not None
         self.process.send_signal(number)
 

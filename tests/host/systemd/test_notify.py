@@ -30,7 +30,6 @@ class Ear:
                 return found
 
     def close(self) -> None:
-        """Hear no more."""
         self._socket.close()
 
 

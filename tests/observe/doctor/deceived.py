@@ -87,7 +87,6 @@ class Deceived:
         return self._here / name
 
     def text(self, name: str, text: str | bytes) -> None:
-        """Write such a file."""
         self.path(name).parent.mkdir(parents=True, exist_ok=True)
         self.path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
 

@@ -488,13 +488,11 @@ def test_without_a_daemon(patient: Patient) -> None:
 
 
 def severities(found: dict[str, dict[str, Any]]) -> dict[str, str]:
-    """How bad each finding is."""
     return {name: str(finding["severity"]) for name, finding in found.items()}
 
 
 @contextmanager
 def listening(patient: Patient, address: str, port: int) -> Iterator[None]:
-    """A program on the host that listens on a port."""
     program = (
         f"import socket, sys; s = socket.socket(); s.bind(('{address}', {port})); s.listen(); "
         "print('READY', flush=True); sys.stdin.read()"
