@@ -92,14 +92,8 @@ def test_an_iptables_that_fails_is_named(deceived: Deceived, fault: str) -> None
 
 @pytest.mark.parametrize("fault", ["missing", "failing", *at_night("forbidden", "babbling")])
 def test_an_nft_that_is_the_dataplanes_and_fails(deceived: Deceived, fault: str) -> None:
-    settings = ("--settings", str(deceived.patient.daemon.config), "--set", "dataplane=nftables")
-    before = deceived.doctor.socket
-    deceived.doctor.socket = before.with_name("nobody")
-    try:
-        with deceived.programs({"nft": fault}):
-            findings = deceived.doctor.ask(*settings)
-    finally:
-        deceived.doctor.socket = before
+    with deceived.without_daemon() as settings, deceived.programs({"nft": fault}):
+        findings = deceived.doctor.ask(*settings, "--set", "dataplane=nftables")
     worst = {f["id"] for f in findings if f["severity"] == "problem"}
     assert "nft" in worst
     assert worst <= {"nft", "kernel-features", "rules-twice"}
@@ -140,11 +134,6 @@ def test_tables_of_legacy_iptables_that_are_not_known(deceived: Deceived) -> Non
 
 def test_without_the_kernels_lists_nothing_is_said_of_daemons(deceived: Deceived) -> None:
     """Whether one is at work is not known, and so not that none is."""
-    before = deceived.doctor.socket
-    deceived.doctor.socket = before.with_name("nobody")
-    try:
-        with deceived.files({"locks": ""}):
-            seen = unchecked(deceived, "--settings", str(deceived.patient.daemon.config))
-    finally:
-        deceived.doctor.socket = before
+    with deceived.without_daemon() as settings, deceived.files({"locks": ""}):
+        seen = unchecked(deceived, *settings)
     assert {"daemon-running", "other-vipd"} <= seen

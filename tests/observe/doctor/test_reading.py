@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
@@ -35,15 +33,6 @@ TCP  nonsense rr
 
 def severities(deceived: Deceived, *words: str) -> dict[str, str]:
     return {name: str(f["severity"]) for name, f in deceived.doctor.faults(*words).items()}
-
-
-@contextmanager
-def without_daemon(deceived: Deceived) -> Iterator[tuple[str, ...]]:
-    """No daemon answers; the words that name the settings."""
-    before = deceived.doctor.socket
-    deceived.doctor.socket = before.with_name("nobody")
-    yield ("--settings", str(deceived.patient.daemon.config))
-    deceived.doctor.socket = before
 
 
 def test_the_kernels_counters_count_by_their_growth(deceived: Deceived) -> None:
@@ -151,7 +140,7 @@ def test_a_kube_proxy_that_runs(deceived: Deceived) -> None:
 
 
 def test_the_clock_counts_where_etcd_is_used(deceived: Deceived) -> None:
-    with without_daemon(deceived) as words:
+    with deceived.without_daemon() as words:
         etcd = "etcd_endpoints=[http://127.0.0.1:1]"
         (found,) = [f for f in deceived.doctor.ask(*words, "--set", etcd) if f["id"] == "clock"]
     assert found["severity"] in ("ok", "warning")
@@ -162,7 +151,7 @@ def test_a_state_directory_that_is_full_or_read_only_or_gone(deceived: Deceived)
     place.mkdir()
 
     def faults() -> dict[str, str]:
-        with without_daemon(deceived) as words:
+        with deceived.without_daemon() as words:
             found = deceived.doctor.faults(*words, "--set", f"state_dir={place}")
         return {name: str(f["severity"]) for name, f in found.items() if name.startswith("state-dir")}
 
@@ -171,7 +160,7 @@ def test_a_state_directory_that_is_full_or_read_only_or_gone(deceived: Deceived)
     deceived.shell(f"umount {place}; mount -t tmpfs -o size=60m,mode=0750 tmpfs {place}")
     assert faults() == {}
     deceived.shell(f"mount -o remount,ro {place}")
-    with without_daemon(deceived) as words:
+    with deceived.without_daemon() as words:
         found = deceived.doctor.faults(*words, "--set", f"state_dir={place}")["state-dir"]
     assert found["severity"] == "problem"
     deceived.shell(found["hint"].rpartition("remount it: ")[2])
