@@ -20,12 +20,11 @@ from typing import Any
 
 import pytest
 
-from tests.dataplane.namespace import Namespace
 from tests.health.servers import PATIENCE, as_wanted, checked, seen
 from tests.lab.daemon import Daemon
 from tests.lab.inside import Verdict, probed
-from tests.lab.node import Node
 from tests.lab.waiting import wait_until
+from tests.sources.host import namespace
 from vipd.model.check_target import check_targets
 from vipd.model.service import Service
 
@@ -263,7 +262,7 @@ def test_what_runs_programs_may_be_killed(shared: Path) -> None:
     command = f"[/bin/sh, -c, 'test ! -e {shared}/down']"
     check = f"{{type: exec, command: {command}, interval: 1s, timeout: 1s, fall: 1}}"
     services = f"  - {{name: web, address: 10.96.0.1, ports: [80], backends: [10.244.0.1], check: {check}}}\n"
-    with Namespace() as made, Daemon(Node(made.name, "host", "", ""), services) as daemon:
+    with namespace() as node, Daemon(node, services) as daemon:
 
         def health() -> str:
             (forwarding,) = daemon.get("services/web")["service"]["forwardings"]

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.dataplane.namespace import Namespace
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
+from tests.sources.host import namespace
 
 pytestmark = pytest.mark.root
 
@@ -27,12 +27,6 @@ RUNTIME = Path("/run/vipd")
 def node() -> Iterator[Node]:
     with namespace() as made:
         yield made
-
-
-@contextlib.contextmanager
-def namespace() -> Iterator[Node]:
-    with Namespace() as made:
-        yield Node(made.name, "host", "", "")
 
 
 def lock_of(node: Node) -> Path:

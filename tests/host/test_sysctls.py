@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.dataplane.namespace import Namespace
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
 from tests.lab.waiting import wait_until
+from tests.sources.host import namespace
 
 pytestmark = pytest.mark.root
 
@@ -26,9 +26,7 @@ WEB6 = "  - {name: web6, address: 'fd00:96::1', ports: [80], backends: ['fd00:24
 @pytest.fixture
 def host() -> Iterator[Node]:
     """A host of each test's own, on which nothing forwards."""
-    with Namespace() as made:
-        node = Node(made.name, "host", "", "")
-        node.run("ip", "link", "set", "lo", "up")
+    with namespace() as node:
         for name in (IPV4, IPV6, LIBERAL):
             node.sysctl(name, 0)
         yield node

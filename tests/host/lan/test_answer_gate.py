@@ -9,8 +9,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from tests.dataplane.namespace import Namespace
 from tests.lab.node import Node
+from tests.sources.host import namespace
 from vipd.host.lan.answer_gate import AnswerGate
 
 pytestmark = pytest.mark.root
@@ -21,10 +21,8 @@ ADDRESSES = {"192.0.2.10", "2001:db8::10"}
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    with Namespace() as made:
-        node = Node(made.name, "gate", "", "")
-        with node.entered():
-            yield node
+    with namespace() as node, node.entered():
+        yield node
 
 
 @pytest.fixture
