@@ -25,11 +25,9 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone(pid: int) -> bool:
-    end = time.monotonic() + 60
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.01)
-    return not alive(pid)
+def wait_for_end_of(file: Path) -> None:
+    """Of the process whose pid is in a file."""
+    wait_until(lambda: not alive(int(file.read_text())), "its end")
 
 
 def written(path: Path) -> bool:
@@ -50,7 +48,7 @@ def test_it_is_killed_with_its_children_also_when_they_outlive_it(tmp_path: Path
         assert time.monotonic() - began < limit + 60
         if written(tmp_path / "child"):
             break
-    assert gone(int((tmp_path / "child").read_text()))
+    wait_for_end_of(tmp_path / "child")
 
 
 def test_a_cancelled_call_kills_them_too(tmp_path: Path) -> None:
@@ -62,13 +60,13 @@ def test_a_cancelled_call_kills_them_too(tmp_path: Path) -> None:
             await task
 
     asyncio.run(asyncio.wait_for(cancelled(), 120))
-    assert gone(int((tmp_path / "child").read_text()))
+    wait_for_end_of(tmp_path / "child")
 
 
 def test_what_does_nothing_is_killed_long_before_its_time(tmp_path: Path) -> None:
     with pytest.raises(ProgramTimeoutError, match="did nothing for 2 s and was killed"):
         asyncio.run(run(hanging(tmp_path), timeout=10_000, stall=2))
-    assert gone(int((tmp_path / "child").read_text()))
+    wait_for_end_of(tmp_path / "child")
     with pytest.raises(ProgramTimeoutError, match="did nothing for 2 s and was killed"):
         asyncio.run(run(["sh", "-c", "while :; do sleep 1; done"], timeout=10_000, stall=2))
 
@@ -91,7 +89,7 @@ def test_a_program_that_prints_too_much_is_killed(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="printed more than 100000 bytes") as caught:
             asyncio.run(run(["sh", "-c", program], max_output=100_000))
         assert caught.value.errno == errno.EFBIG
-        assert gone(int((tmp_path / "pid").read_text()))
+        wait_for_end_of(tmp_path / "pid")
 
 
 def test_output_up_to_the_limit_is_whole() -> None:
