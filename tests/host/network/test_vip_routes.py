@@ -40,6 +40,12 @@ def state(lab: Lab) -> list[str]:
     return [line for look in looks for line in shown(lab, *look).splitlines()]
 
 
+def left_in_legacy(lab: Lab) -> list[str]:
+    """What is there of the rules of others, and of vipd's own."""
+    saved = lab.host.run("iptables-legacy-save").stdout
+    return [words for words in ("--dport 2222", "VIPD-SERVICES") if words in saved]
+
+
 def default_route(lab: Lab, change: str, *families: int) -> None:
     """`add` or `del` the default route of these families."""
     for family in families:
@@ -176,8 +182,7 @@ def test_what_changes_on_the_host_is_noticed(lab: Lab) -> None:
         daemon.wait_until(lambda: routes(lab), addresses, SOON)
         told = "iptables-legacy holds rules of other programs (ipv4 nat)"
         daemon.wait_until(lambda: [w[: len(told)] for w in daemon.status()["warnings"]], [told])
-        left = lab.host.run("iptables-legacy-save").stdout
-        assert ("--dport 2222" in left, "VIPD-" in left) == (True, False), "its own are gone"
+        daemon.wait_until(lambda: left_in_legacy(lab), ["--dport 2222"])
         for vip in vips:
             lab.host.send(*vip).all_answered()
         default_route(lab, "add", *FAMILIES)
