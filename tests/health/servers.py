@@ -63,7 +63,6 @@ def verdict(type_: str, port: int = 80, address: str = "127.0.0.1", **keys: Any)
 def healthy_and_reason(
     type_: str, port: int = 80, address: str = "127.0.0.1", **keys: Any
 ) -> tuple[bool | None, str]:
-    """What a test of a check compares."""
     return verdict(type_, port, address, **keys)[:2]
 
 
@@ -216,5 +215,4 @@ def seen(verdict: Verdict) -> str:
 
 
 def as_wanted(text: str, wanted: str) -> bool:
-    """Whether it is what a `Case` wants."""
     return text.startswith(wanted[:-1]) if wanted.endswith("…") else text == wanted

@@ -57,7 +57,6 @@ async def asked(vipd: Vipd, answer: object, address: str = "10.244.0.1") -> dict
 
 
 async def shown(vipd: Vipd, name: str = "web") -> dict[str, dict[str, Any]]:
-    """What is shown of each backend of a service."""
     (forwarding,) = (await vipd.service(name))["forwardings"]
     return {endpoint["endpoint"]: endpoint for endpoint in forwarding["endpoints"]}
 

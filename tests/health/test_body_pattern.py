@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 import time
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.health.servers import answers, beside, checked, seen, tcp_server, verdict
+from tests.health.servers import Case, answers, beside, checked, differing, seen, tcp_server, verdict
 from tests.lab.inside import declare, probed
 
 MISMATCH = "bad: status 200, but the body does not match"
@@ -42,35 +41,41 @@ services:
     return " ".join(problem.printed for problem in declare(text).problems)
 
 
-@pytest.mark.parametrize(
-    ("pattern", "body"),
-    [
-        ("ok", "it is ok"),
-        ('{"status":"UP"}', '{"status":"UP"}'),
-        (r"v1\.2 \(stable\)", "v1.2 (stable)"),
-        ("^hel+o$", "hello\n"),
-        ("(?m)^ready$", "starting\nready\nnow"),
-        (r"(?i)STATUS\s*:\s*(up|ok)\b", "status: Up"),
-        ("grün|bleu", "es ist grün"),
-        (r"^\d{2,}$", "123\n"),
-        ("(?P<state>up)", "up"),
-        ("a{0,3}b", "aaab"),
-        ("x{y}", "x{y}"),
-        ("a]b", "a]b"),
-        ("a}b", "a}b"),
-        (r"\$5", "$5"),
-    ],
-)
-def test_what_python_finds_is_found(pattern: str, body: str) -> None:
-    assert re.search(pattern, body)
-    assert matches(pattern, body)
-    assert not re.search(pattern, "#")
-    assert not matches(pattern, "#")
+FOUND = {
+    "ok": "it is ok",
+    '{"status":"UP"}': '{"status":"UP"}',
+    r"v1\.2 \(stable\)": "v1.2 (stable)",
+    "^hel+o$": "hello\n",
+    "(?m)^ready$": "starting\nready\nnow",
+    r"(?i)STATUS\s*:\s*(up|ok)\b": "status: Up",
+    "grün|bleu": "es ist grün",
+    r"^\d{2,}$": "123\n",
+    "(?P<state>up)": "up",
+    "a{0,3}b": "aaab",
+    "x{y}": "x{y}",
+    "a]b": "a]b",
+    "a}b": "a}b",
+    r"\$5": "$5",
+}
+MORE_THAN_TEXT = ("a.b", "a|b", "a{2}", "^a", r"\d", "(a)", "[a]", "a?", "a+")
 
 
-@pytest.mark.parametrize("pattern", ["a.b", "a|b", "a{2}", "^a", r"\d", "(a)", "[a]", "a?", "a+"])
-def test_what_is_more_than_text_is_no_text(pattern: str) -> None:
-    assert matches(pattern, pattern) == (re.search(pattern, pattern) is not None)
+def test_what_python_finds_is_found_and_nothing_else() -> None:
+    asked = [
+        *FOUND.items(),
+        *((pattern, "#") for pattern in FOUND),
+        *((pattern, pattern) for pattern in MORE_THAN_TEXT),
+    ]
+    assert all(re.search(pattern, body) for pattern, body in FOUND.items())
+    cases = {
+        f"{pattern} in {body}": Case(
+            answers(with_body(body.encode())),
+            "good" if re.search(pattern, body) else MISMATCH,
+            {"body": pattern},
+        )
+        for pattern, body in asked
+    }
+    assert differing(cases) == {}
 
 
 @given(st.text("ab\n", max_size=8), st.text("ab.^$*+?|()[]{}\\n1,2", min_size=1, max_size=6))

@@ -20,20 +20,17 @@ from typing import Any
 
 import pytest
 
-import vipd
-from tests.dataplane.namespace import Namespace
 from tests.health.servers import PATIENCE, as_wanted, checked, seen
 from tests.lab.daemon import Daemon
 from tests.lab.inside import Verdict, probed
-from tests.lab.node import Node
 from tests.lab.waiting import wait_until
+from tests.sources.host import namespace
 from vipd.model.check_target import check_targets
 from vipd.model.service import Service
 
 pytestmark = pytest.mark.root
 
 KERNEL = tuple(int(part) for part in platform.release().split(".")[:2])
-RUNNER = Path(vipd.__file__).with_name("host") / "program_runner.py"
 
 
 @pytest.fixture
@@ -218,7 +215,6 @@ def seen_by_daemon(count: int, *rights: str) -> list[str]:
 
 
 def of_nobody() -> set[str]:
-    """Programs that run as the user `nobody`."""
     listed = subprocess.run(
         ["pgrep", "-u", "nobody", "-x", "sleep"], capture_output=True, text=True, check=False
     )
@@ -266,7 +262,7 @@ def test_what_runs_programs_may_be_killed(shared: Path) -> None:
     command = f"[/bin/sh, -c, 'test ! -e {shared}/down']"
     check = f"{{type: exec, command: {command}, interval: 1s, timeout: 1s, fall: 1}}"
     services = f"  - {{name: web, address: 10.96.0.1, ports: [80], backends: [10.244.0.1], check: {check}}}\n"
-    with Namespace() as made, Daemon(Node(made.name, "host", "", ""), services) as daemon:
+    with namespace() as node, Daemon(node, services) as daemon:
 
         def health() -> str:
             (forwarding,) = daemon.get("services/web")["service"]["forwardings"]
@@ -292,56 +288,6 @@ def test_it_ends_no_other_program_of_its_user(shared: Path) -> None:
     attack = f"until [ -s {pid} ]; do sleep 0.05; done; sleep 60 & kill $! && ! kill -9 $(cat {pid})"
     attack += f" && ! cat /proc/$(cat {pid})/mem; code=$?; touch {shared}/tried; exit $code"
     assert [seen(found) for found in probed(shell(victim), shell(attack))] == ["good", "good"]
-
-
-ATTACK = r"""
-import ctypes, os, resource, sys, time
-while not os.path.exists(sys.argv[1]):
-    time.sleep(0.02)
-pid, file = int(open(sys.argv[1]).read()), sys.argv[2]
-libc = ctypes.CDLL(None, use_errno=True)
-def ptrace():
-    if libc.ptrace(16, pid, None, None):  # PTRACE_ATTACH
-        raise OSError(ctypes.get_errno(), "ptrace")
-    libc.waitpid(pid, None, 0x40000000)  # __WALL
-    libc.ptrace(17, pid, None, None)
-for name, attempt in {
-    "kill": lambda: os.kill(pid, 0),
-    "prlimit": lambda: resource.prlimit(pid, resource.RLIMIT_CORE, (0, 0)),
-    "renice": lambda: os.setpriority(os.PRIO_PROCESS, pid, 5),
-    "ptrace": ptrace,
-    "environ": lambda: open(f"/proc/{pid}/environ").read(),
-    "write": lambda: open(file, "a").close(),
-    "remove": lambda: os.unlink(file),
-}.items():
-    try:
-        attempt()
-        print(name, end=" ")
-    except OSError:
-        pass
-print(end=".", flush=True)
-open(sys.argv[3], "w").close()
-"""
-
-
-@pytest.mark.parametrize(("author", "reaches"), [("attacker", "."), ("victim", "kill prlimit renice")])
-def test_an_authors_program_reaches_its_own_alone(
-    author: str, reaches: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the kernel knows no such system call as Landlock's, as before Linux 5.13."""
-    source, older = RUNNER.read_text(), tmp_path / "runner.py"
-    older.write_text(
-        source.replace("_LANDLOCK_RESTRICT_SELF = 444, 446", "_LANDLOCK_RESTRICT_SELF = 5000, 5001")
-    )
-    assert older.read_text() != source
-    monkeypatch.setattr("vipd.host.program_runner.__file__", str(older))
-    (shared / "attack.py").write_text(ATTACK)
-    done = shared / "done"
-    victim = f"cd {shared}; touch file; echo $$ > p; chmod 644 p; mv p pid"
-    victim += f"; until [ -e {done} ]; do sleep 0.1; done"
-    command = ["/usr/bin/python3", "-I", f"{shared}/attack.py", f"{shared}/pid", f"{shared}/file", str(done)]
-    _, attacker = probed(shell(victim, "victim"), checked("exec", author=author, command=command))
-    assert output(attacker).startswith(reaches)
 
 
 def test_a_program_has_its_environment_its_directory_and_the_groups_files(shared: Path) -> None:

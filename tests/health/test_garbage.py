@@ -12,7 +12,7 @@ import pytest
 from tests.health.servers import beside, checked, tcp_server, udp_server
 from tests.lab.inside import Verdict, probed
 
-NUMBER = 300
+NUMBER = 100
 
 
 def asked(type_: str, port: int, **keys: Any) -> list[Verdict]:

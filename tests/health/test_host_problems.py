@@ -28,6 +28,7 @@ PASSWD = "root:x:0:0::/:/bin/sh\ndaemon:x:1:1::/:/bin/sh\nnobody:x:65534:65534::
 CHECK_USER = "vipd-check:x:500:500::/:/bin/sh\n"
 GROUP = "root:x:0:\ndaemon:x:1:\nnogroup:x:65534:\n"
 MAKE_ONE = "adduser --system --group --no-create-home vipd-check, and leave user out"
+INSTALL = "no such file; install it on this host, or correct the path"
 OTHER = "leave user out, for vipd-check"
 
 Check = dict[str, Any]
@@ -79,84 +80,94 @@ def program(*command: str, user: str = "") -> Check:
     return {"type": "exec", "command": list(command), **({"user": user} if user else {})}
 
 
-def test_a_program_must_be_there_and_executable(tmp_path: Path) -> None:
-    plain, missing, deep = tmp_path / "plain", tmp_path / "none", "/" + "x/" * 500 + "x"
-    plain.write_text("")
-    checks: dict[str, Check] = {
-        "sound": program("/bin/true"),
-        "tcp": {"type": "tcp"},
-        "https": {"type": "https"},
-        "missing": program(str(missing)),
-        "below-a-file": program("/bin/true/x"),
-        "plain": program(str(plain)),
-        "directory": program(str(tmp_path)),
-        "one-word": program(f"{missing} --quick"),
-        "long": program("/" + "x" * 300),
-        "deep": program(deep),
-        "both": program("/none", user="nobody-here"),
-    }
-    install = "no such file; install it on this host, or correct the path"
-    assert problems(tmp_path, checks) == {
-        "missing": [f"{missing}: {install}"],
-        "below-a-file": [f"/bin/true/x: {install}"],
-        "plain": [f"{plain}: not executable; chmod a+rx {plain}"],
-        "directory": [f"{tmp_path}: not a file; name the program itself"],
-        "one-word": [
-            f"{missing} --quick: no such file; write each word as an item of the list: [{missing}, --quick]"
-        ],
-        "long": [f"/{'x' * 300}: File name too long; its directories must be open to vipd"],
-        "deep": [f"{deep}: {install}"],
-        "both": [
-            f"/none: {install}",
-            "user nobody-here: there is none; adduser --system nobody-here, or leave user out",
-        ],
-    }
+USERS = {
+    "toor": ("0:100", "checks never run as root"),
+    "in-root": ("601:0", "it is in root's group"),
+    "also-root": ("602:100", "it is in root's group"),
+    "admin": ("603:700", "it is in the group vipd-admin, which the API lets change services"),
+    "also-admin": ("604:100", "it is in the group vipd-admin, which the API lets change services"),
+    "owner": ("4000:100", "it owns STATE, where vipd keeps what it does"),
+    "plain": ("605:100", ""),
+}
+GROUPS = "root:x:0:also-root\nothers:x:800:also-admin,plain\nvipd-admin:x:700:also-admin\n"
 
 
-def test_no_user_who_may_change_services_runs_programs(tmp_path: Path) -> None:
-    """By whatever name, and whatever group gives the right."""
-    users = {
-        "toor": ("0:100", "checks never run as root"),
-        "in-root": ("601:0", "it is in root's group"),
-        "also-root": ("602:100", "it is in root's group"),
-        "admin": ("603:700", "it is in the group vipd-admin, which the API lets change services"),
-        "also-admin": ("604:100", "it is in the group vipd-admin, which the API lets change services"),
-        "owner": ("4000:100", f"it owns {tmp_path / 'state'}, where vipd keeps what it does"),
-        "plain": ("605:100", ""),
-    }
+def test_programs_and_users_and_files_that_a_check_cannot_have(tmp_path: Path) -> None:
+    """Of users those who may change services, by whatever name, and whatever group gives the right. Of
+    certificates nothing that hangs, or fills memory."""
+    checks: dict[str, Check] = {"tcp": {"type": "tcp"}, "https": {"type": "https"}}
+    wanted: dict[str, str] = {}
+    for name, (command, why) in programs(tmp_path).items():
+        checks[name] = program(command)
+        wanted |= {name: f"{command}: {why}"} if why else {}
     (tmp_path / "state").mkdir()
     os.chown(tmp_path / "state", 4000, -1)
-    passwd = PASSWD + CHECK_USER + "".join(f"{name}:x:{ids}::/:/bin/sh\n" for name, (ids, _) in users.items())
-    group = "root:x:0:also-root\nothers:x:800:also-admin,plain\nvipd-admin:x:700:also-admin\n"
-    checks = {name: program("/bin/true", user=name) for name in ("root", *users)}
-    found = problems(tmp_path, checks, passwd, group, "--set", "socket_group=vipd-admin")
-    assert found == {
-        "root": [f"user root: checks never run as root; {OTHER}"],
-        **{name: [f"user {name}: {why}; {OTHER}"] for name, (_, why) in users.items() if why},
+    for name, (_, why) in {"root": ("", "checks never run as root"), **USERS}.items():
+        checks[name] = program("/bin/true", user=name)
+        why = why.replace("STATE", str(tmp_path / "state"))
+        wanted |= {name: f"user {name}: {why}; {OTHER}"} if why else {}
+    authorities = certificates(tmp_path)
+    checks |= {name: {"type": "https", "ca": str(path)} for name, (path, _) in authorities.items()}
+    checks["ca-unused"] = {"type": "https", "verify": False, "ca": str(tmp_path / "none")}
+    checks["both"] = program("/none", user="nobody-here")
+
+    passwd = PASSWD + CHECK_USER + "".join(f"{name}:x:{ids}::/:/bin/sh\n" for name, (ids, _) in USERS.items())
+    shown = problems(tmp_path, checks, passwd, GROUPS, "--set", "socket_group=vipd-admin")
+    assert shown.pop("both") == [
+        f"/none: {INSTALL}",
+        "user nobody-here: there is none; adduser --system nobody-here, or leave user out",
+    ]
+    for name, (path, why) in authorities.items():
+        (text,) = shown.pop(name)
+        assert text.startswith(f"ca {path}: {why}"), text
+    assert shown == {name: [text] for name, text in wanted.items()}
+
+
+def programs(directory: Path) -> dict[str, tuple[str, str]]:
+    """Programs, and why each cannot be run."""
+    plain, missing = directory / "plain", directory / "none"
+    plain.write_text("")
+    as_list = f"no such file; write each word as an item of the list: [{missing}, --quick]"
+    return {
+        "sound": ("/bin/true", ""),
+        "missing": (str(missing), INSTALL),
+        "below-a-file": ("/bin/true/x", INSTALL),
+        "not-executable": (str(plain), f"not executable; chmod a+rx {plain}"),
+        "directory": (str(directory), "not a file; name the program itself"),
+        "one-word": (f"{missing} --quick", as_list),
+        "long": ("/" + "x" * 300, "File name too long; its directories must be open to vipd"),
+        "deep": ("/" + "x/" * 500 + "x", INSTALL),
     }
 
 
-@pytest.mark.parametrize(
-    ("passwd", "told"),
-    [
-        (PASSWD + CHECK_USER, ""),
-        (PASSWD, ""),
-        (
-            "root:x:0:0::/:/bin/sh\n",
-            "user vipd-check: there is none; adduser --system vipd-check, or leave user out",
-        ),
-        (PASSWD + "vipd-check:x:0:0::/:/bin/sh\n", f"user vipd-check: checks never run as root; {OTHER}"),
-    ],
-)
-def test_a_program_that_names_no_user_runs_as_one_of_the_hosts(
-    passwd: str, told: str, tmp_path: Path
-) -> None:
-    """`nobody` as long as there is none for it."""
-    assert problems(tmp_path, {"a": program("/bin/true")}, passwd) == ({"a": [told]} if told else {})
+def certificates(directory: Path) -> dict[str, tuple[Path, str]]:
+    """What is no plain file of certificates, and how the reason begins."""
+    (directory / "large").write_bytes(b"x" * (1024 * 1024 + 1))
+    (directory / "empty").touch()
+    os.mkfifo(directory / "fifo")
+    empty = "no certificates: TLS failed: no certificate in it; it must be a PEM file"
+    return {
+        "ca-missing": (directory / "none", "No such file or directory; name a file that vipd can read"),
+        "ca-empty": (directory / "empty", empty),
+        "ca-fifo": (directory / "fifo", ""),
+        "ca-device": (Path("/dev/zero"), ""),
+        "ca-directory": (directory, ""),
+        "ca-large": (directory / "large", ""),
+        "ca-endless": (Path("/proc/self/pagemap"), ""),
+        "ca-long": (Path("/" + "x" * 300), ""),
+    }
 
 
-def test_an_unknown_group_admits_nobody(tmp_path: Path) -> None:
-    checks = {name: program("/bin/true", user=name) for name in ("daemon", "root")}
+def test_a_program_that_names_no_user_runs_as_one_of_the_hosts(tmp_path: Path) -> None:
+    """`nobody` as long as there is none for it. An unknown group admits nobody to the API."""
+    root = "vipd-check:x:0:0::/:/bin/sh\n"
+    missing = "user vipd-check: there is none; adduser --system vipd-check, or leave user out"
+    for passwd, why in (("root:x:0:0::/:/bin/sh\n", missing), (root, "checks never run as root")):
+        (text,) = problems(tmp_path, {"a": program("/bin/true")}, passwd)["a"]
+        assert why in text
+    checks = {name: program("/bin/true", user=name) for name in ("daemon", "root")} | {
+        "unnamed": program("/bin/true")
+    }
     found = problems(tmp_path, checks, PASSWD, GROUP, "--set", "socket_group=no-such-group")
     assert found == {"root": [f"user root: checks never run as root; {MAKE_ONE}"]}
 
@@ -185,30 +196,3 @@ def test_accounts_that_do_not_answer_are_given_up(tmp_path: Path) -> None:
         "user someone: cannot be looked up: the account database does not answer; see /etc/nsswitch.conf"
     ]
     assert found["other"][0].startswith("/none: no such file")
-
-
-def test_a_ca_must_be_a_plain_file_of_certificates(tmp_path: Path) -> None:
-    """Nothing else hangs, or fills memory."""
-    (tmp_path / "large").write_bytes(b"x" * (1024 * 1024 + 1))
-    (tmp_path / "empty").touch()
-    os.mkfifo(tmp_path / "fifo")
-    kinds = {
-        "missing": (tmp_path / "none", "No such file or directory; name a file that vipd can read"),
-        "empty": (
-            tmp_path / "empty",
-            "no certificates: TLS failed: no certificate in it; it must be a PEM file",
-        ),
-        "fifo": (tmp_path / "fifo", ""),
-        "device": (Path("/dev/zero"), ""),
-        "directory": (tmp_path, ""),
-        "large": (tmp_path / "large", ""),
-        "endless": (Path("/proc/self/pagemap"), ""),
-        "long": (Path("/" + "x" * 300), ""),
-    }
-    checks: dict[str, Check] = {name: {"type": "https", "ca": str(path)} for name, (path, _) in kinds.items()}
-    checks["unused"] = {"type": "https", "verify": False, "ca": str(tmp_path / "none")}
-    found = problems(tmp_path, checks)
-    assert found.keys() == kinds.keys()
-    for name, (path, told) in kinds.items():
-        (text,) = found[name]
-        assert text.startswith(f"ca {path}: {told}"), text

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import shutil
+import threading
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import pytest
 
@@ -198,8 +201,42 @@ def test_crashes_in_a_row_bring_no_dead_backend_back(tmp_path: Path) -> None:
         running(story, prepare, tmp_path / str(number), simulated=True, later=300.0 * (number + 1))
 
 
+def test_crashes_at_any_moment_bring_no_dead_backend_back_while_many_die_and_return(tmp_path: Path) -> None:
+    """Each life begins with what the one before had on disk when it was killed. Of two checks of a backend
+    one is slower to condemn."""
+    chance, dead, condemned = Random(1), set[str](), set[str]()
+    addresses = [f"10.244.0.{n}" for n in range(1, 31)]
+    served = {"web": addresses, "patient": addresses[::3]}
+    patient = service("patient", *served["patient"], check="fall: 4", number=2)
+
+    async def story(vipd: Vipd) -> None:
+        for name, some in served.items():
+            known = {
+                place for place, one in (await shown(vipd, name)).items() if one["health"] == "unhealthy"
+            }
+            assert {f"{address}:80" for address in condemned & {*some}} <= known
+        for seconds in (6.0, chance.uniform(0.1, 3.0)):  # long enough for a verdict, or not
+            for address in chance.sample(addresses, 8):
+                dead.symmetric_difference_update({address})
+                vipd.backends[address] = REFUSED if address in dead else True
+            condemned.intersection_update(dead)
+            await asyncio.sleep(seconds)
+            if seconds == 6.0:
+                condemned.update(dead)
+        crashed(vipd, tmp_path / str(life + 1))
+
+    def prepare(vipd: Vipd) -> None:
+        vipd.backends.update(dict.fromkeys(dead, REFUSED))
+        vipd.declare(service("web", *addresses), patient)
+
+    (tmp_path / "0").mkdir()
+    for life in range(8):
+        running(story, prepare, tmp_path / str(life), simulated=True, later=20.0 * life)
+    assert condemned
+
+
 def test_many_bad_verdicts_one_by_one_are_few_files() -> None:
-    addresses = [f"10.244.0.{n}" for n in range(1, 201)]
+    addresses = [f"10.244.0.{n}" for n in range(1, 61)]
 
     async def story(vipd: Vipd) -> None:
         await asyncio.sleep(10)
@@ -214,3 +251,48 @@ def test_many_bad_verdicts_one_by_one_are_few_files() -> None:
         assert len(told(vipd, "is unhealthy")) == 20
 
     running(story, lambda vipd: vipd.declare(service("web", *addresses)), simulated=True)
+
+
+def test_verdicts_that_cannot_be_saved_are_told_until_they_can() -> None:
+    async def story(vipd: Vipd) -> None:
+        await asyncio.sleep(5)
+        file = vipd.state_dir / "health.json"
+        file.unlink(missing_ok=True)
+        (file / "in the way").mkdir(parents=True)
+        await one_dies(vipd)
+        fault = "verdicts cannot be saved: "
+        assert len(told(vipd, fault)) == 1
+        assert fault in str((await vipd.status())["warnings"])
+        await asyncio.sleep(300)
+        assert len(told(vipd, fault)) == 1
+        shutil.rmtree(file)
+        await asyncio.sleep(60)
+        assert fault not in str((await vipd.status())["warnings"])
+        assert ONE in file.read_text()
+
+    running(story, declare_web, simulated=True)
+
+
+def test_a_save_that_hangs_is_told_and_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    replace, released, hangs = os.replace, threading.Event(), threading.Event()
+
+    def slow(source: str, name: str, **directories: int) -> None:
+        if name == "health.json":
+            hangs.set()
+            released.wait(120)
+        replace(source, name, **directories)
+
+    async def story(vipd: Vipd) -> None:
+        assert await asyncio.to_thread(hangs.wait, 60)
+        status = await vipd.until_status(lambda status: "verdicts" in str(status["warnings"]))
+        assert "verdicts cannot be saved: the disk has not answered for " in str(status["warnings"])
+
+    def prepare(vipd: Vipd) -> None:
+        vipd.backends[ONE] = REFUSED
+        vipd.declare(service("web", ONE, check="fall: 1"))
+
+    monkeypatch.setattr(os, "replace", slow)
+    try:
+        running(story, prepare)
+    finally:
+        released.set()

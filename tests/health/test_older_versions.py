@@ -9,8 +9,8 @@ from pathlib import Path
 
 from vipd.health.checker import HealthChecker
 from vipd.health.flapping import Flapping
-from vipd.health.record_cache import RecordCache, SavedRecord
-from vipd.health.record_file import decode, encode
+from vipd.health.record_cache import SavedRecord
+from vipd.health.record_file import encode
 from vipd.health.result import ReportedWeight
 from vipd.health.state import HealthRecord, HealthState
 from vipd.model.check import HttpProbe, TcpProbe, Timing
@@ -33,31 +33,8 @@ def known(at: float = 1000.0, record: HealthRecord = RECORD, of: CheckTarget = T
     return SavedRecord.of(of, ["web"], at, record)
 
 
-def as_older_version(data: bytes) -> bytes:
-    """The file as one wrote it that kept one verdict for all checks of a place."""
-    whole = json.loads(data)
-    del whole["checks"]
-    return json.dumps(whole).encode()
-
-
 GOOD = HealthRecord(900.0, HealthState.HEALTHY, last_reason="answered in 1 ms")
 OK, NOPE, OTHER = (replace(TARGET, probe=HttpProbe(path=path)) for path in ("/ok", "/nope", "/other"))
-
-
-def test_what_an_older_version_wrote_counts_where_one_check_alone_can_have_found_it() -> None:
-    data = as_older_version(encode([known(of=NOPE)], 1000.0, 50_000.0))
-    doubted: list[CheckTarget] = []
-    memory = RecordCache(doubted.append)
-    for each in decode(data, 1000.0, 50_000.0):
-        memory.add(each)
-    slower = replace(NOPE, timing=Timing(interval=9.0))
-    for asks_alike in (NOPE, slower):
-        found = memory.take(asks_alike, "shop", [asks_alike], 1000.0)
-        assert found is not None
-        assert found.state is HealthState.UNHEALTHY
-    assert memory.take(OK, "web", [OK], 1000.0) is None
-    assert doubted == [NOPE, slower]
-    assert memory.take(NOPE, "shop", [NOPE], 1000.0) is None
 
 
 def test_the_version_before_reads_the_file() -> None:

@@ -1,4 +1,4 @@
-"""While vipd's own event loop stands still nobody is condemned; and without checks nothing wakes it."""
+"""While vipd's own event loop stands still nobody is condemned."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ import pytest
 
 from tests.health.servers import PATIENCE, full_backlog, run
 from tests.lab.recording_observer import RecordingObserver
-from tests.lab.simulated_time import simulate
-from vipd.health.checker import SAVE_SECONDS, HealthChecker
+from vipd.health.checker import HealthChecker
 from vipd.health.lag import LoopLag
 from vipd.health.probes.base import Prober
 from vipd.health.probes.tcp import TcpProber
@@ -33,7 +32,6 @@ def target(port: int, probe: Probe, timeout: float = 60.0, address: str = "127.0
 
 
 async def answer(prober: Prober, asked: CheckTarget) -> ProbeResult:
-    """What one question finds."""
     future: asyncio.Future[ProbeResult] = asyncio.get_running_loop().create_future()
     prober.start(asked, future.set_result)
     return await future
@@ -47,20 +45,6 @@ def prober() -> Iterator[TcpProber]:
         lag.start()
         yield made
         lag.stop()
-
-
-def test_what_is_cancelled_is_not_told_and_closes_its_socket() -> None:
-    async def ask(port: int) -> list[ProbeResult]:
-        told: list[ProbeResult] = []
-        with prober() as made:
-            attempt = made.start(target(port, PROBE, 0.1), told.append)
-            attempt.cancel()
-            attempt.cancel()
-            await asyncio.sleep(0.3)
-        return told
-
-    with full_backlog() as port:
-        assert run(ask(port)) == []
 
 
 def test_silence_while_the_loop_stood_still_is_no_timeout() -> None:
@@ -105,7 +89,6 @@ async def running(health: HealthChecker) -> AsyncIterator[HealthChecker]:
 
 @pytest.fixture
 def backend() -> Iterator[CheckTarget]:
-    """One that answers."""
     with socket.create_server(("127.0.0.1", 0), backlog=256) as listener:
         yield CheckTarget("127.0.0.1", listener.getsockname()[1], Protocol.TCP, PROBE, FAST)
 
@@ -129,35 +112,3 @@ def test_a_stalled_loop_condemns_nobody(backend: CheckTarget) -> None:
             assert observer.verdicts == []
 
     run(story())
-
-
-def test_without_checks_it_hardly_wakes_the_loop(
-    backend: CheckTarget, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    beats, next_beat = [], LoopLag._next
-
-    def beat(lag: LoopLag) -> None:
-        beats.append(lag)
-        next_beat(lag)
-
-    monkeypatch.setattr(LoopLag, "_next", beat)
-
-    async def during(seconds: float) -> int:
-        before = len(beats)
-        await asyncio.sleep(seconds)
-        return len(beats) - before
-
-    async def story() -> list[int]:
-        health = HealthChecker(clock=asyncio.get_running_loop().time)
-        async with running(health):
-            counts = [await during(60)]
-            health.follow("web", [backend])
-            counts.append(await during(60))
-            health.follow("web", [])
-            await asyncio.sleep(2 * SAVE_SECONDS)
-            counts.append(await during(60))
-            return counts
-
-    before, meanwhile, after = simulate(story())
-    assert (before, after) == (0, 0)
-    assert meanwhile >= 590

@@ -57,15 +57,15 @@ def test_until_the_first_verdict_start_says_what_counts() -> None:
     running(story, lambda vipd: vipd.declare(*blocks), simulated=True)
 
 
-TIMINGS = [(rise, fall) for rise in (1, 2, 5) for fall in (1, 3, 4)]
-BACKENDS = [[f"10.244.{number}.{n}" for n in range(1, 13)] for number in range(len(TIMINGS))]
-ANSWERS = 100
+TIMINGS = [(1, 1), (1, 3), (2, 3), (5, 4)]
+BACKENDS = [[f"10.244.{number}.{n}" for n in range(1, 5)] for number in range(len(TIMINGS))]
+ANSWERS = 50
 
 
 def rows_of_answers(chance: Random) -> list[object]:
     """Single ones and rows of all kinds."""
     kinds: tuple[object, ...] = (True, True, REFUSED, None)
-    rows = [[chance.choice(kinds)] * chance.choice((1, 1, 2, 3, 12)) for _ in range(60)]
+    rows = [[chance.choice(kinds)] * chance.choice((1, 1, 2, 3, 12)) for _ in range(40)]
     return [answer for row in rows for answer in row][:ANSWERS]
 
 
@@ -152,7 +152,7 @@ async def cycle(vipd: Vipd) -> float:
     vipd.backends[ONE] = True
     down = clock()
     while f"{ONE}:80" not in shares(vipd):  # noqa: ASYNC110
-        await asyncio.sleep(0.2)
+        await asyncio.sleep(1)
     return round((clock() - down) / INTERVAL) * INTERVAL
 
 
@@ -192,7 +192,7 @@ def test_the_hold_is_told_while_it_lasts() -> None:
 
 def test_slow_changes_are_no_flapping() -> None:
     async def story(vipd: Vipd) -> None:
-        for _ in range(30):
+        for _ in range(12):
             await asyncio.sleep(WINDOW / 2)
             assert await cycle(vipd) == RISE * INTERVAL
 
@@ -216,7 +216,7 @@ def test_a_verdict_is_a_line_of_the_log_but_for_the_first_good_one() -> None:
 
 
 def test_of_many_verdicts_at_once_most_are_counted() -> None:
-    addresses = [f"10.244.0.{n}" for n in range(1, 101)]
+    addresses = [f"10.244.0.{n}" for n in range(1, 41)]
 
     async def story(vipd: Vipd) -> None:
         await asyncio.sleep(10)
@@ -224,7 +224,7 @@ def test_of_many_verdicts_at_once_most_are_counted() -> None:
         await asyncio.sleep(20)
         assert len(told(vipd, "is unhealthy")) == 20
         assert told(vipd, "of other backends") == [
-            "of other backends, 80 became unhealthy; hint: vipctl list -o wide"
+            "of other backends, 20 became unhealthy; hint: vipctl list -o wide"
         ]
         vipd.backends[addresses[0]] = True
         await asyncio.sleep(10)

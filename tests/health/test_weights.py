@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vipd.health.result import ReportedWeight
-from vipd.health.weights import SLOW_START_STEPS, WeightInputs, weights
+from vipd.health.weights import WeightInputs, weights
 from vipd.model.service import MAX_WEIGHT
 
 said = st.none() | st.builds(ReportedWeight, st.integers(0, 100), st.just(True))
@@ -19,26 +19,6 @@ claims = st.lists(
     min_size=1,
     max_size=6,
 )
-
-
-@given(st.integers(0, MAX_WEIGHT), st.floats(0, 1e6), st.integers(1, 3600))
-def test_a_share_grows_step_by_step_to_its_full(weight: int, since: float, slow_start: int) -> None:
-    both = (WeightInputs(weight), WeightInputs(weight, healthy_since=since))
-    now, seen = since, []
-    while True:
-        found, next_step = weights(both, slow_start, now)
-        seen.append(found)
-        if next_step is None:
-            break
-        assert now < next_step < since + slow_start
-        assert weights(both, slow_start, (now + next_step) / 2)[0] == found
-        now = next_step
-    steps = range(1, SLOW_START_STEPS + 1)
-    assert [young * SLOW_START_STEPS for _, young in seen] == [
-        old * step for (old, _), step in zip(seen, steps, strict=True)
-    ]
-    assert all(young >= 1 for _, young in seen) or weight == 0
-    assert weights(both, slow_start, since + slow_start) == ((weight, weight), None)
 
 
 def test_shares_of_two_backends() -> None:

@@ -9,33 +9,24 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-import socket
 import struct
-import subprocess
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import pairwise
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.dataplane.conntrack.kernel import made, new_request
-from tests.dataplane.iptables.watch.inside import inside
 from tests.dataplane.iptables.watch.recorded import COMMANDS, datagrams
-from tests.dataplane.namespace import Namespace
 from tests.lab.examples import examples
 from tests.observe.flow_stats.test_counting import rule as counted_rule
 from tests.observe.flow_stats.test_volume import end_message
 from tests.observe.live_trace.recorded import RECORDED
-from tests.observe.rule_tree.made import WEB, forwardings
-from vipd.dataplane.base import ApplyError
 from vipd.dataplane.conntrack import entries
 from vipd.dataplane.conntrack.entries import Traffic, parse
 from vipd.dataplane.conntrack.flow_end import parse_flow_end
-from vipd.dataplane.conntrack.messages import Query
-from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError
 from vipd.dataplane.iptables.counters.messages import RULE_ADDED, RULE_DELETED, RuleMessages
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.watch.debouncer import Debouncer
@@ -50,21 +41,17 @@ from vipd.dataplane.iptables.watch.messages import (
 )
 from vipd.dataplane.nftables import codec
 from vipd.dataplane.nftables.layout import FLOWS, fixed_sets
-from vipd.dataplane.nftables.options import DEFAULT_AFFINITY_MAP_SIZE, TableOptions
-from vipd.dataplane.nftables.reader import TableReader
-from vipd.dataplane.nftables.render import render as render_table
+from vipd.dataplane.nftables.options import DEFAULT_AFFINITY_MAP_SIZE
 from vipd.host import netlink, rtnetlink
 from vipd.host.netlink import CONTENT, MalformedMessageError, attribute, attributes, error_number, split, text
-from vipd.host.netlink_socket import open_netlink
 from vipd.host.route_table import METRIC, PROTOCOL, Listing, read_routing
 from vipd.model.service import Family
 from vipd.observe.live_trace.events import logged_events, trace_events
 from vipd.observe.live_trace.packet_trace import QUIET_SECONDS, TraceAssembler
 from vipd.observe.live_trace.packets import read_headers, read_packet
-from vipd.observe.rule_tree import read_nftables
 
 NAMES = Names("VIPD")
-MUTATIONS = 400
+MUTATIONS = examples(1200)
 """Of each kind of message."""
 
 
@@ -75,7 +62,6 @@ def recorded(kind: str) -> list[bytes]:
 
 
 def flows() -> list[bytes]:
-    """Entries of connection tracking, in both families."""
     four = made(("10.0.0.1", 5), ("10.96.0.1", 80), ("10.244.0.1", 8080), replied=True)
     six = made(("fd00::1", 5), ("fd00:96::1", 80), ("fd00:244::1", 8080))
     number = attribute(entries.CTA_ID, struct.pack(">I", 7))
@@ -83,14 +69,12 @@ def flows() -> list[bytes]:
 
 
 def ends() -> list[bytes]:
-    """Ends of flows."""
     four = made(("10.0.0.1", 5), ("10.96.0.1", 80), ("10.244.0.1", 8080), replied=True)
     six = made(("fd00::1", 5), ("fd00:96::1", 80), ("fd00:244::1", 8080))
     return [end_message(e, 7, Traffic(1, 2, 3, 4), timeout=t) for e in (four, six) for t in (True, False)]
 
 
 def rules() -> list[bytes]:
-    """Rules that are counted."""
     return [counted_rule(RULE_DELETED, hairpin=True), counted_rule(RULE_DELETED) + counted_rule(RULE_ADDED)]
 
 
@@ -141,13 +125,11 @@ def dumped(datagram: bytes) -> None:
 
 
 def acknowledged(datagram: bytes) -> None:
-    """All that is read of an acknowledgement."""
     for _, _, _, _, start, end in split(datagram):
         error_number(datagram, start, end)
 
 
 def routes() -> list[bytes]:
-    """A listing of routes."""
     body = ROUTE.body + b"".join(attribute(kind, value) for kind, value in ROUTE.attributes.items())
     return [netlink.message(rtnetlink.NEW_ROUTE, 0, 1, body) * 2]
 
@@ -202,7 +184,6 @@ def bearing(error: type[Exception] | tuple[type[Exception], ...]) -> Iterator[No
 
 
 def decode(decoder: Decoder, data: bytes) -> None:
-    """Decode, and bear the documented error alone."""
     with bearing(decoder.error):
         decoder.read(data)
 
@@ -225,21 +206,19 @@ def with_other_bytes(data: bytearray, place: int, draw: random.Random) -> None:
 
 
 def cut_off(data: bytearray, place: int, draw: random.Random) -> None:
-    """Nothing more from some place on."""
     del data[place:]
 
 
 def prolonged(data: bytearray, place: int, draw: random.Random) -> None:
-    """Something at the end."""
     data += draw.randbytes(draw.randint(1, 24))
 
 
 DAMAGES = (with_length, with_number, with_other_bytes, cut_off, prolonged)
 
 
-def mutations(examples: Sequence[bytes], seed: int) -> Iterator[bytes]:
+def mutations(examples: Sequence[bytes]) -> Iterator[bytes]:
     """Every way in which messages go wrong: cut, prolonged, with other lengths, types and bytes, mixed."""
-    draw = random.Random(seed)
+    draw = random.Random(1)
     for _ in range(MUTATIONS):
         data = bytearray(draw.choice(examples))
         for _ in range(draw.randint(1, 4)):
@@ -256,10 +235,9 @@ def test_every_cut_of_real_messages(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", DECODERS)
-@pytest.mark.parametrize("seed", range(3))
-def test_changed_messages(name: str, seed: int) -> None:
+def test_changed_messages(name: str) -> None:
     decoder = DECODERS[name]
-    for data in mutations(decoder.examples(), seed):
+    for data in mutations(decoder.examples()):
         decode(decoder, data)
 
 
@@ -278,119 +256,13 @@ def test_what_is_cut_short_is_not_passed_over(name: str) -> None:
         decoder.read(decoder.examples()[0] + bytes(9))
 
 
-class Answering:
-    """A netlink socket that answers with these datagrams, whatever it is asked, and then fails."""
-
-    def __init__(self, answers: Iterable[bytes]) -> None:
-        self._answers = iter(answers)
-
-    def settimeout(self, seconds: float) -> None:
-        """As a socket's."""
-
-    def setsockopt(self, *_: object) -> None:
-        """As a socket's."""
-
-    def send(self, data: bytes) -> int:
-        """As a socket's."""
-        return len(data)
-
-    def sendto(self, data: bytes, _: object) -> int:
-        """As a socket's."""
-        return len(data)
-
-    def recv(self, size: int) -> bytes:
-        """The next answer."""
-        try:
-            return next(self._answers)[:size]
-        except StopIteration:
-            raise TimeoutError("timed out") from None
-
-    def recvmsg(self, size: int) -> tuple[bytes, list[object], int, tuple[int, int]]:
-        """The next answer."""
-        return self.recv(size), [], 0, (0, 0)
-
-    def close(self) -> None:
-        """As a socket's."""
-
-
-@pytest.fixture(scope="module")
-def tables() -> list[bytes]:
-    """What the kernel answers to a reader of vipd's table, in the order of its questions."""
-    heard: list[bytes] = []
-
-    class Recording:
-        """Passes everything on, and keeps what comes."""
-
-        def __init__(self, opened: socket.socket) -> None:
-            self._opened = opened
-
-        def __getattr__(self, name: str) -> Any:
-            return getattr(self._opened, name)
-
-        def recvmsg(self, size: int) -> tuple[bytes, list[Any], int, Any]:
-            """Keeps it."""
-            received = self._opened.recvmsg(size)
-            heard.append(received[0])
-            return received
-
-    with Namespace() as namespace:
-        for family in Family:
-            load(namespace, render_table(forwardings([WEB]), TableOptions(family)))
-        for family in Family:
-            opened = Recording(inside(namespace, open_netlink))
-            with TableReader(family, "vipd", partial(cast, socket.socket, opened)) as reader:
-                read_all(reader, family)
-    return heard
-
-
-def load(namespace: Namespace, text: str) -> None:
-    """A ruleset into a namespace."""
-    command = ["ip", "netns", "exec", namespace.name, "nft", "-f", "-"]
-    subprocess.run(command, input=text, text=True, check=True)
-
-
-def read_all(reader: TableReader, family: Family) -> None:
-    """Every question that vipd asks of a table."""
-    there = reader.structure().sets
-    holders = [holder for holder in fixed_sets(family, DEFAULT_AFFINITY_MAP_SIZE) if holder.name in there]
-    reader.elements([holder for holder in holders if not holder.dynamic_flags])
-    if FLOWS.name in there:
-        reader.counters(FLOWS)
-    reader.base_chains()
-
-
-@pytest.mark.root
-@pytest.mark.parametrize("seed", range(6))
-def test_a_table_that_is_garbled(tables: list[bytes], seed: int) -> None:
-    draw, garbled = random.Random(seed), list(mutations(tables, seed))
-    for _ in range(MUTATIONS // 8):
-        answers = [draw.choice(garbled) if draw.random() < 0.15 else answer for answer in tables]
-        answering = partial(cast, socket.socket, Answering(answers))
-        reader = read_nftables._ElementReader(Family.IPV4, "vipd", answering)
-        for ask in (reader.structure, reader.base_chains):
-            with bearing(ApplyError):
-                ask()
-        for count in (reader.counters, reader.counts, reader.affinity_counts):
-            with bearing(ApplyError):
-                count(FLOWS)
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_a_flow_table_that_is_garbled(seed: int) -> None:
-    for answers in pairwise(mutations(flows(), seed)):
-        with Conntrack(cast(socket.socket, Answering(answers))) as table, bearing(ConntrackError):
-            list(table.dump(Query(Family.IPV4)))
-
-
 def link(name: str, index: int, kind: str) -> rtnetlink.Message:
-    """A device as the kernel sends it."""
     found = {3: name.encode() + b"\0"}
     found |= {18: netlink.attribute(1, kind.encode() + b"\0")}
     return rtnetlink.Message(struct.pack("=BxHiII", 0, 1, index, 1, 0), found)
 
 
 def rule() -> rtnetlink.Message:
-    """A policy rule as the kernel sends it."""
     return rtnetlink.Message(
         struct.pack("=BBBBBBBBI", 2, 0, 0, 0, 252, 0, 0, 1, 0), {15: struct.pack("=I", 254)}
     )

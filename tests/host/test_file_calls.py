@@ -17,17 +17,6 @@ from vipd.sources.etcd.errors import AuthFailedError, TLSError
 from vipd.sources.etcd.tls_files import MAX_BYTES, password, tls_context
 
 
-def test_what_a_call_returns_or_raises() -> None:
-    calls = FileCalls()
-
-    def fails() -> None:
-        raise PermissionError(13, "Permission denied")
-
-    assert asyncio.run(calls.run("a", lambda: 7)) == 7
-    with pytest.raises(PermissionError):
-        asyncio.run(calls.run("a", fails))
-
-
 def test_one_that_hangs_takes_one_thread_and_delays_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CALL_TIMEOUT_SECONDS", 0.1)
     calls, free, running = FileCalls(2), threading.Event(), threading.active_count()

@@ -40,7 +40,6 @@ class Answering:
         """As a socket's."""
 
     def recvmsg(self, size: int) -> Received:
-        """The next answer."""
         answer = self._answers.pop(0)
         if isinstance(answer, OSError):
             raise answer
@@ -63,7 +62,7 @@ def listed(*answers: bytes | OSError | Received) -> tuple[int, bool]:
 
 def test_a_listing_ends_where_the_kernel_says() -> None:
     interrupted = message(0x0A06, INTERRUPTED, 1, bytes(4))
-    forged = (RULE, list[object](), 0, (0, 4711)[::-1])
+    forged = (RULE, list[object](), 0, (4711, 0))
     listings: list[tuple[tuple[bytes | OSError | Received, ...], tuple[int, bool]]] = [
         ((RULE + RULE, END), (2, True)),
         ((RULE, RULE + END, RULE), (2, True)),

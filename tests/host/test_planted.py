@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.dataplane.namespace import Namespace
 from tests.lab.node import Node
 from tests.model.samples import HEAD, block
+from tests.sources.host import namespace
 
 pytestmark = pytest.mark.root
 
@@ -31,8 +31,8 @@ STATE_FILES = (
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    with Namespace() as made:
-        yield Node(made.name, "host", "", "")
+    with namespace() as made:
+        yield made
 
 
 @pytest.fixture

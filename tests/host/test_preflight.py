@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.dataplane.namespace import Namespace
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
+from tests.sources.host import namespace
 
 pytestmark = pytest.mark.root
 
@@ -27,12 +27,6 @@ RUNTIME = Path("/run/vipd")
 def node() -> Iterator[Node]:
     with namespace() as made:
         yield made
-
-
-@contextlib.contextmanager
-def namespace() -> Iterator[Node]:
-    with Namespace() as made:
-        yield Node(made.name, "host", "", "")
 
 
 def lock_of(node: Node) -> Path:
@@ -130,29 +124,30 @@ def test_without_a_directory_that_it_can_write_to_vipd_starts(node: Node) -> Non
     assert "a second vipd in this network namespace would not be noticed" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("options", "warning"),
-    [
-        ("size=60m", ""),
-        ("size=40m", "the disk is nearly full: "),
-        ("size=512k", "the disk is full: "),
-        ("size=60m,nr_inodes=300", "the disk is full: "),
-    ],
-)
-def test_a_full_disk_is_a_warning(options: str, warning: str, node: Node) -> None:
+DISKS = {
+    "size=60m": "",
+    "size=40m": "the disk is nearly full: ",
+    "size=512k": "the disk is full: ",
+    "size=60m,nr_inodes=300": "the disk is full: ",
+}
+
+
+def test_a_full_disk_is_a_warning(node: Node) -> None:
     with tempfile.TemporaryDirectory() as directory:
-        subprocess.run(["mount", "-t", "tmpfs", "-o", f"mode=750,{options}", "state", directory], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=750,size=60m", "state", directory], check=True)
         try:
             with Daemon(node, state_dir=directory, chain_prefix=PREFIX) as daemon:
-                for number in range(1000 if "nr_inodes" in options else 0):
-                    with contextlib.suppress(OSError):
-                        Path(directory, f"file{number}").touch()
 
                 def warnings() -> list[str]:
                     return [text for text in daemon.status()["warnings"] if "the disk is" in text]
 
-                daemon.wait_until(lambda: bool(warnings()), bool(warning))
-                hint = "; hint: see what takes it: du -xh "
-                assert all(text.startswith(warning) and hint in text for text in warnings())
+                for options, warning in DISKS.items():
+                    subprocess.run(["mount", "-o", f"remount,{options}", directory], check=True)
+                    for number in range(1000 if "nr_inodes" in options else 0):
+                        with contextlib.suppress(OSError):
+                            Path(directory, f"file{number}").touch()
+                    daemon.wait_until(lambda: bool(warnings()), bool(warning))
+                    hint = "; hint: see what takes it: du -xh "
+                    assert all(text.startswith(warning) and hint in text for text in warnings())
         finally:
             subprocess.run(["umount", "-l", directory], check=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from itertools import count, pairwise
 from random import Random
 
@@ -107,28 +107,6 @@ def test_a_loop_that_waits_before_it_fails_has_not_recovered(caplog: pytest.LogC
     assert len(caplog.records) == 1
     assert supervisor.loops["counting flows"].consecutive_failures > 10
     assert supervisor.warnings
-
-
-def test_work_that_returns_at_once_leaves_others_their_turn() -> None:
-    async def story() -> int:
-        turns = 0
-
-        async def nothing() -> None:
-            nonlocal turns
-            turns += 1
-
-        running = asyncio.create_task(Supervisor().run("nothing", nothing))
-        for _ in range(10):
-            await asyncio.sleep(0)
-        running.cancel()
-        return turns
-
-    assert asyncio.run(_within(story())) >= 5
-
-
-async def _within(story: Coroutine[object, object, int]) -> int:
-    async with asyncio.timeout(60):
-        return await story
 
 
 @pytest.mark.parametrize("raises", [True, False])

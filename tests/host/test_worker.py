@@ -21,6 +21,7 @@ from vipd.host.worker import (
 )
 
 PATIENCE = 3600.0
+Running = asyncio.Task[None]
 
 
 def framed(data: bytes) -> bytes:
@@ -107,18 +108,20 @@ class Host:
         return self.processes[-1]
 
 
-def run(story: Callable[[Host, Worker], Coroutine[Any, Any, None]], **options: bool) -> None:
+def run(story: Callable[[Host, Worker, Running], Coroutine[Any, Any, None]], **options: bool) -> None:
     async def told() -> None:
         host = Host(**options)
         starting: Callable[[Channel], Awaitable[Any]] = host.start
-        await story(host, Worker(starting))
+        worker = Worker(starting)
+        running = asyncio.create_task(worker.run())
+        await story(host, worker, running)
+        running.cancel()
 
     simulate(told())
 
 
 def test_it_is_started_for_the_first_request_and_ended_when_none_comes_any_more() -> None:
-    async def story(host: Host, worker: Worker) -> None:
-        running = asyncio.create_task(worker.run())
+    async def story(host: Host, worker: Worker, running: Running) -> None:
         await asyncio.sleep(3600)
         assert host.processes == []
         asked = Asked()
@@ -133,34 +136,12 @@ def test_it_is_started_for_the_first_request_and_ended_when_none_comes_any_more(
         worker.ask("echo", [3], asked, PATIENCE)
         await asyncio.sleep(1)
         assert (asked.answers[-1], len(host.processes), asked.faults) == ([3], 2, [])
-        running.cancel()
 
     run(story)
 
 
-def test_what_is_cancelled_is_cancelled_there_too_and_heard_of_no_more() -> None:
-    async def story(host: Host, worker: Worker) -> None:
-        running = asyncio.create_task(worker.run())
-        asked = Asked()
-        worker.cancel(worker.ask("echo", [0], asked, PATIENCE))
-        kept = worker.ask("echo", [1], asked, PATIENCE)
-        await asyncio.sleep(1)
-        number = worker.ask("echo", [2], asked, PATIENCE)
-        await asyncio.sleep(0)
-        worker.cancel(number)
-        await asyncio.sleep(1)
-        (process,) = host.processes
-        assert process.rows == [[kept, "echo", [1]], [number, "echo", [2]], [number]]
-        process.say([[kept, "late"], [number, "late"]])
-        assert (asked.answers, asked.faults) == (["late"], [])
-        running.cancel()
-
-    run(story, silent=True)
-
-
 def test_one_that_is_slow_is_waited_for_and_one_that_gives_no_sign_of_life_is_not() -> None:
-    async def story(host: Host, worker: Worker) -> None:
-        running = asyncio.create_task(worker.run())
+    async def story(host: Host, worker: Worker, running: Running) -> None:
         asked = Asked()
         worker.ask("echo", [0], asked, PATIENCE)
         await asyncio.sleep(600)
@@ -176,8 +157,7 @@ def test_one_that_is_slow_is_waited_for_and_one_that_gives_no_sign_of_life_is_no
 
 
 def test_a_request_that_is_too_large_fails_alone() -> None:
-    async def story(host: Host, worker: Worker) -> None:
-        running = asyncio.create_task(worker.run())
+    async def story(host: Host, worker: Worker, running: Running) -> None:
         asked = Asked()
         for _ in range(2):
             worker.ask("echo", ["x" * MAX_FRAME_BYTES], asked, PATIENCE)
@@ -185,7 +165,6 @@ def test_a_request_that_is_too_large_fails_alone() -> None:
             await asyncio.sleep(1)
         assert [len(fault) < 100 for fault in asked.faults] == [True, True]
         assert asked.answers == [["y" * 900_000]] * 2
-        running.cancel()
 
     run(story)
 
@@ -193,15 +172,13 @@ def test_a_request_that_is_too_large_fails_alone() -> None:
 def test_an_answer_that_never_comes_is_not_waited_for() -> None:
     """While others come."""
 
-    async def story(host: Host, worker: Worker) -> None:
-        running = asyncio.create_task(worker.run())
+    async def story(host: Host, worker: Worker, running: Running) -> None:
         asked = Asked()
         number = worker.ask("echo", [0], asked, 5.0)
         worker.ask("echo", [1], asked, PATIENCE)
         await asyncio.sleep(5 + LATE_BEATS + 3)
         assert asked.faults == ["the worker process did not answer"]
         assert [number] in host.processes[0].rows
-        running.cancel()
 
     run(story, silent=True)
 
@@ -221,8 +198,7 @@ GARBAGE = [
 
 @pytest.mark.parametrize("garbage", GARBAGE)
 def test_what_is_no_answer_ends_it_and_what_was_asked(garbage: bytes) -> None:
-    async def story(host: Host, worker: Worker) -> None:
-        running = asyncio.create_task(worker.run())
+    async def story(host: Host, worker: Worker, running: Running) -> None:
         asked = Asked()
         assert worker.ask("echo", [0], asked, PATIENCE) == 1
         await asyncio.sleep(1)
@@ -238,11 +214,11 @@ def test_what_is_no_answer_ends_it_and_what_was_asked(garbage: bytes) -> None:
 
 
 def test_while_none_can_be_started_requests_fail_at_once_and_after_an_end_they_wait() -> None:
-    async def story(host: Host, worker: Worker) -> None:
+    async def story(host: Host, worker: Worker, running: Running) -> None:
         asked, host.fault = Asked(), "no memory"
         worker.ask("echo", [0], asked, PATIENCE)
         with pytest.raises(WorkerError, match="no memory"):
-            await worker.run()
+            await running
         assert asked.faults == ["no memory"]
         worker.ask("echo", [1], asked, PATIENCE)
         assert asked.faults == ["no memory"] * 2

@@ -20,7 +20,6 @@ def service(name: str, *names: str, address: str = "10.96.0.1") -> str:
 
 
 def serving(vipd: Vipd, name: str) -> set[str]:
-    """The backends of a service."""
     return {
         backend for at, shares in vipd.kernel.serving().items() if at.split()[0] == name for backend in shares
     }

@@ -480,7 +480,7 @@ class FileSource:
                     yield
                     if _nearest_directory(self._directory) != watched or _identity(watched) != identity:
                         break
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # the latter where there is no room for an instance
                 raise OSError(f"{watched} cannot be watched: {error}; looking every few seconds") from None
 
     def _same_inode(self, path: Path, before: Mapping[str, int]) -> bool:

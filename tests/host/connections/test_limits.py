@@ -6,29 +6,147 @@ import asyncio
 import contextlib
 import resource
 import socket
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import Self
 
 import pytest
 from aiohttp import web
 
-from tests.host.connections.clients import (
-    GENEROUS,
-    LARGE,
-    PATIENCE_SECONDS,
-    REQUEST,
-    Client,
-    closing,
-    crowd,
-    ended,
-    served,
-    status,
-)
-from tests.observe.health_ports.asking import free_port, until
+from tests.observe.health_ports.asking import free_port, running, until
 from vipd.api.socket_server import LIMITS as API
 from vipd.host.connections.limits import WANTED_CONNECTIONS, ClientSource, ConnectionLimits, tcp_client
 from vipd.host.descriptors import RESERVED, WANTED_DESCRIPTORS, divide_limit
 from vipd.observe.listeners import HEALTH_LIMITS, ListenAddress, Listeners
 from vipd.observe.metrics.scrape import LIMITS as METRICS
 from vipd.observe.page.server import LIMITS as PAGE
+
+PATIENCE_SECONDS = 60.0
+AN_HOUR = 3600.0
+GENEROUS = ConnectionLimits(
+    connections=1000,
+    per_client=1000,
+    head_seconds=AN_HOUR,
+    body_seconds=AN_HOUR,
+    send_seconds=AN_HOUR,
+    life_seconds=AN_HOUR,
+)
+"""Nothing ends by itself: a test shortens what it is about."""
+REQUEST = b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+LARGE = b"x" * (8 * 1024 * 1024)
+"""More than a socket's buffers hold."""
+
+
+async def answer(request: web.BaseRequest) -> web.Response:
+    """`hello`, a large body at /large, the same for all at /shared; /echo reads the request first."""
+    if request.path == "/large":
+        return web.Response(body=bytes(bytearray(LARGE)))
+    if request.path == "/shared":
+        return web.Response(body=LARGE)
+    if request.path == "/echo":
+        return web.Response(body=await request.read())
+    return web.Response(text="hello")
+
+
+Story = Callable[[ListenAddress, Listeners], Awaitable[None]]
+
+
+def served(story: Story, limits: ConnectionLimits, address: str = "127.0.0.1") -> None:
+
+    async def run() -> None:
+        place = ListenAddress(address, free_port())
+        listeners = Listeners(answer, limits)
+        async with running(listeners):
+            listeners.set_addresses({place: "x"})
+            await until(lambda: listeners.open, "open")
+            await story(place, listeners)
+
+    asyncio.run(asyncio.wait_for(run(), 3 * PATIENCE_SECONDS))
+
+
+class Client:
+    """A socket, to be used as a context manager."""
+
+    def __init__(self, place: ListenAddress, source: str = "", room: int = 0) -> None:
+        self._place = place
+        self.socket = socket.socket(socket.AF_INET6 if ":" in place.address else socket.AF_INET)
+        self.socket.setblocking(False)
+        if room:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, room)
+        if source:
+            self.socket.bind((source, 0))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.socket.close()
+
+    async def connect(self, *sent: bytes) -> Client:
+        loop = asyncio.get_running_loop()
+        await asyncio.wait_for(loop.sock_connect(self.socket, self._place), PATIENCE_SECONDS)
+        for data in sent:
+            await self.send(data)
+        return self
+
+    async def send(self, data: bytes) -> None:
+        """Send all of it. Raises OSError."""
+        await asyncio.wait_for(asyncio.get_running_loop().sock_sendall(self.socket, data), PATIENCE_SECONDS)
+
+    async def rest(self) -> bytes:
+        """What comes until the connection ends, or is reset."""
+        pieces, loop = [], asyncio.get_running_loop()
+        with contextlib.suppress(ConnectionError):
+            while piece := await asyncio.wait_for(loop.sock_recv(self.socket, 1 << 20), PATIENCE_SECONDS):
+                pieces.append(piece)
+        return b"".join(pieces)
+
+    def ended(self) -> bool:
+        """Whether the other side has ended it; what has come is lost."""
+        try:
+            while self.socket.recv(1 << 20):
+                pass
+        except BlockingIOError:
+            return False
+        except ConnectionError:
+            return True
+        return True
+
+
+@contextlib.contextmanager
+def closing() -> Iterator[list[Client]]:
+    """A list of clients, all of which are closed in the end."""
+    clients: list[Client] = []
+    try:
+        yield clients
+    finally:
+        for client in clients:
+            client.socket.close()
+
+
+async def crowd(
+    clients: list[Client], place: ListenAddress, count: int, *sent: bytes, source: str = ""
+) -> None:
+    """So many more clients, connected one after the other, that send this and no more."""
+    for _ in range(count):
+        client = Client(place, source, room=1)
+        clients.append(client)
+        await client.connect(*sent)
+        await asyncio.sleep(0.002)  # the order in which they wait
+
+
+async def status(place: ListenAddress, source: str = "", path: str = "/") -> int:
+    """Of one good request over a connection of its own; 0: there was no answer."""
+    head: list[bytes] = []
+    with Client(place, source) as client, contextlib.suppress(OSError):
+        await client.connect(REQUEST.replace(b"/ ", f"{path} ".encode(), 1))
+        head = (await client.rest()).partition(b"\r\n")[0].split()
+    return int(head[1]) if len(head) > 1 else 0
+
+
+def ended(clients: Sequence[Client]) -> int:
+    """How many of them the server has ended."""
+    return sum(client.ended() for client in clients)
+
 
 SOON = 0.3
 HEAD, CHUNKED = b"GET /echo HTTP/1.1\r\nHost: x\r\n", b"Transfer-Encoding: chunked\r\n\r\n"
@@ -77,9 +195,7 @@ async def trickle(client: Client, data: bytes) -> None:
 
 def test_a_head_without_end_is_refused_before_it_takes_much_memory() -> None:
     async def story(place: ListenAddress, listeners: Listeners) -> None:
-        with closing() as clients:
-            client = Client(place)
-            clients.append(client)
+        with Client(place) as client:
             await client.connect(b"GET / HTTP/1.1\r\n")
             sent = 0
             with contextlib.suppress(ConnectionError):
@@ -95,40 +211,10 @@ def test_a_head_without_end_is_refused_before_it_takes_much_memory() -> None:
     served(story, GENEROUS._replace(send_seconds=SOON))
 
 
-async def begun(clients: list[Client]) -> None:
-    """Wait for the first byte of each one's answer, and read no more."""
-    for client in clients:
-        with contextlib.suppress(ConnectionResetError):  # on a busy machine it is over already
-            loop = asyncio.get_running_loop()
-            assert await asyncio.wait_for(loop.sock_recv(client.socket, 1), PATIENCE_SECONDS)
-
-
-@pytest.mark.parametrize(
-    "limits",
-    [GENEROUS._replace(send_seconds=SOON), GENEROUS._replace(life_seconds=SOON)],
-    ids=["send", "life"],
-)
-def test_an_answer_that_nobody_reads_is_given_up_and_its_connection_with_it(
-    limits: ConnectionLimits,
-) -> None:
-    async def story(place: ListenAddress, listeners: Listeners) -> None:
-        with closing() as clients:
-            await crowd(clients, place, 5, TO_LARGE)
-            await begun(clients)
-            await until(lambda: ended(clients) == 5, "closed")
-            await until(lambda: not len(listeners.connections), "all given up")
-            await until(lambda: not listeners.connections._ending, "their descriptors are free")
-            assert await status(place) == 200
-
-    served(story, limits)
-
-
 def test_a_slow_reader_gets_its_answer() -> None:
     async def story(place: ListenAddress, _: Listeners) -> None:
-        client = Client(place)
         loop, got = asyncio.get_running_loop(), 0
-        with closing() as clients:
-            clients.append(client)
+        with Client(place) as client:
             await client.connect(TO_LARGE)
             while piece := await loop.sock_recv(client.socket, 1 << 18):
                 got += len(piece)
@@ -150,32 +236,6 @@ def test_the_one_that_waits_longest_gives_way_to_a_new_one() -> None:
     served(story, GENEROUS._replace(connections=8))
 
 
-FLOODS = {
-    "nothing": b"",
-    "half a head": b"GET / HTTP/1.1\r\n",
-    "whole, but never reads": TO_LARGE,
-}
-
-
-@pytest.mark.parametrize("sent", FLOODS.values(), ids=list(FLOODS))
-def test_a_flood_from_one_source_does_not_keep_another_out(sent: bytes) -> None:
-    """Health ports and metrics are answered although one host has taken all the connections that it may."""
-    other = ListenAddress("::1", free_port())
-
-    async def story(place: ListenAddress, listeners: Listeners) -> None:
-        listeners.set_addresses({place: "x", other: "y"})
-        await until(lambda: len(listeners.open) == 2, "both open")
-        with closing() as clients:
-            await crowd(clients, place, 40, sent)
-            await until(lambda: len(listeners.connections) == 4, "no more than one source may have")
-            await crowd(clients, place, 10, sent)
-            for _ in range(5):
-                assert await status(other) == 200
-            assert ended(clients) >= 46
-
-    served(story, GENEROUS._replace(connections=16, per_client=4))
-
-
 def test_where_all_is_taken_the_source_with_most_connections_gives_way() -> None:
     """Who has few keeps them, though they wait longest: another host's checks are not ended by a flood."""
     other = ListenAddress("::1", free_port())
@@ -195,9 +255,7 @@ def test_where_all_is_taken_the_source_with_most_connections_gives_way() -> None
 def test_who_is_answered_is_never_given_up_for_another() -> None:
     async def story(place: ListenAddress, listeners: Listeners) -> None:
         loop = asyncio.get_running_loop()
-        with closing() as clients:
-            client = Client(place)
-            clients.append(client)
+        with Client(place) as client:
             await client.connect(TO_LARGE)
             got = len(await loop.sock_recv(client.socket, 1 << 16))
             for _ in range(20):
@@ -221,38 +279,6 @@ def test_answers_that_nobody_takes_are_bounded_in_memory(path: str, unsent: int,
     served(story, GENEROUS._replace(unsent=unsent * len(LARGE)))
 
 
-def test_many_connections_of_one_source_hold_up_others_no_more_than_one_does() -> None:
-    """Each turn of the event loop begins one of its requests."""
-    begun: list[str] = []
-
-    async def busy(request: web.BaseRequest) -> web.Response:
-        begun.append(request.remote or "")
-        return web.Response(text="done")
-
-    async def story(place: ListenAddress, listeners: Listeners) -> None:
-        listeners._answer = busy
-        with closing() as clients:
-            for _ in range(50):
-                clients.append(await Client(place).connect())
-            other = await Client(place, "::1").connect()
-            clients.append(other)
-            await until(lambda: len(listeners.connections) == 51, "connected")
-            for client in clients:  # in one turn
-                client.socket.send(REQUEST)
-            await other.rest()
-            assert begun.index("::1") < 20, begun
-
-    served(story, GENEROUS, "::")
-
-
-def test_many_at_once_are_answered_though_each_gets_one_answer() -> None:
-    async def story(place: ListenAddress, _: Listeners) -> None:
-        found = await asyncio.gather(*(status(place) for _ in range(200)))
-        assert found == [200] * 200
-
-    served(story, HEALTH_LIMITS)
-
-
 def test_no_version_is_told() -> None:
     async def story(place: ListenAddress, _: Listeners) -> None:
         for sent in (
@@ -261,9 +287,7 @@ def test_no_version_is_told() -> None:
             b"GET / HTTP/9.9\r\n\r\n",
             b"BREW / HTTP/1.1\r\nHost: x\r\n\r\n",
         ):
-            with closing() as clients:
-                client = Client(place)
-                clients.append(client)
+            with Client(place) as client:
                 await client.connect(sent)
                 answer = (await client.rest()).lower()
             assert b"\r\nserver: vipd\r\n" in answer
@@ -284,9 +308,7 @@ def test_what_is_no_request_does_not_fill_the_log(caplog: pytest.LogCaptureFixtu
             b"GET / HTTPS/1.1\r\n\r\n",
             b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
         ):
-            with closing() as clients:
-                client = Client(place)
-                clients.append(client)
+            with Client(place) as client:
                 await client.connect(sent)
                 assert b" 400 " in await client.rest()
 

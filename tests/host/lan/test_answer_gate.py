@@ -9,8 +9,8 @@ from ipaddress import ip_address
 
 import pytest
 
-from tests.dataplane.namespace import Namespace
 from tests.lab.node import Node
+from tests.sources.host import namespace
 from vipd.host.lan.answer_gate import AnswerGate
 
 pytestmark = pytest.mark.root
@@ -21,10 +21,8 @@ ADDRESSES = {"192.0.2.10", "2001:db8::10"}
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    with Namespace() as made:
-        node = Node(made.name, "gate", "", "")
-        with node.entered():
-            yield node
+    with namespace() as node, node.entered():
+        yield node
 
 
 @pytest.fixture
@@ -102,17 +100,3 @@ def test_a_flush_by_another_program_is_noticed(node: Node, gate: AnswerGate) -> 
     gate.remove()
     gate.make(LAN, ADDRESSES, {"192.0.2.10"})
     assert elements(node, "held") == {"192.0.2.10"}
-
-
-def test_many_addresses(node: Node, gate: AnswerGate) -> None:
-    many = {f"10.{number >> 8}.{number & 255}.1" for number in range(3000)}
-    gate.make(LAN, many, many)
-    assert len(elements(node, "held")) == len(many)
-    gate.release(many)
-    assert elements(node, "held") == set()
-
-
-def test_removal_leaves_nothing(node: Node, gate: AnswerGate) -> None:
-    gate.remove()
-    gate.remove()
-    assert node.run("nft", "list", "ruleset").stdout == ""

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from tests.dataplane.namespace import Namespace
 from tests.lab.node import Node
 from tests.lab.waiting import wait_until
+from tests.sources.host import namespace
 from vipd.host.host_changes import HostChanges
 from vipd.host.lan import neighbours
 from vipd.host.lan.answer_gate import AnswerGate
@@ -34,8 +34,7 @@ class KilledError(BaseException):
 
 @pytest.fixture
 def node() -> Iterator[Node]:
-    with Namespace() as made:
-        node = Node(made.name, "lan", "", "")
+    with namespace() as node:
         for number, address in enumerate(("192.0.2.1/24", "198.51.100.1/24")):
             node.run(*f"ip link add eth{number} type veth peer name peer{number}".split())
             node.run("ip", "addr", "add", address, "dev", f"eth{number}")
@@ -130,7 +129,7 @@ def test_an_unplugged_device_is_on_no_lan(node: Node) -> None:
     def lans() -> set[str]:
         return {lan.interface for lan in read_lans()}
 
-    assert lans() == {"eth0", "eth1"}
+    wait_until(lambda: lans() == {"eth0", "eth1"}, "both are up")
     node.run("ip", "link", "set", "peer0", "down")
     wait_until(lambda: lans() == {"eth1"}, "eth0 is down")
     node.run("ip", "link", "set", "peer0", "up")

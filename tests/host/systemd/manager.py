@@ -9,7 +9,6 @@ import shutil
 import signal
 import socket
 import struct
-import subprocess
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -18,8 +17,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.api.daemon_process import ConfiguredHost, host
+from tests.lab.node import Node
 from tests.lab.waiting import wait_until
-from tests.model.samples import HEAD
 
 PROGRAMS = ("iptables-restore", "ip6tables-restore")
 REFUSAL = "is broken by the test"
@@ -82,7 +81,6 @@ class Mailbox:
         wait_until(lambda: mark in self._marks, "every letter read")
 
     def close(self) -> None:
-        """Stop reading."""
         self._closed.set()
         self._reader.join()
         self._socket.close()
@@ -172,11 +170,9 @@ class Tools:
         (self.directory / what).write_text(text)
 
     def unset(self, what: str) -> None:
-        """Be so no longer."""
         (self.directory / what).unlink()
 
     def calls(self) -> int:
-        """How often they were called."""
         path = self.directory / "calls"
         return path.read_text().count("call") if path.exists() else 0
 
@@ -203,33 +199,16 @@ class Unit(ConfiguredHost):
             "NOTIFY_SOCKET": str(self.root / "notify"),
             "PATH": f"{self.tools.directory}:{os.environ['PATH']}",
         }
+        self._node = Node(self.namespace, "host", "", "", environment=self.environment)
 
     def argv(self, *arguments: str, module: str = "vipd") -> list[str]:
-        """The command line with the unit's environment."""
         entered = super().argv(*arguments, module=module)
-        pairs = [f"{name}={value}" for name, value in self.environment.items()]
         mounts: list[str] = []
         if self.journal_directory is not None:
             mounts = ["unshare", "-m", "sh", "-c", _ONLY_THIS_RUN, str(self.journal_directory)]
-        env = ["env", *pairs] if pairs else []
-        return [*entered[:4], *mounts, *env, *entered[4:]]
-
-    def declare(self, name: str, *blocks: str) -> None:
-        """Write a file of declarations, in one step: the daemon must not read half of it."""
-        self.write(name, HEAD + "".join(blocks))
-
-    def write(self, name: str, text: str) -> None:
-        """Write a file where declarations are, in one step."""
-        new = self.services_dir / f".{name}.new"
-        new.write_text(text)
-        new.rename(self.services_dir / name)
-
-    def vipctl(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run vipctl in the namespace."""
-        return self.run("--socket", str(self.socket), *arguments, module="vipd.cli.main")
+        return [*entered[:4], *mounts, *entered[4:]]
 
     def signal(self, number: signal.Signals) -> None:
-        """Send the daemon a signal."""
         assert self.process is not None
         self.process.send_signal(number)
 

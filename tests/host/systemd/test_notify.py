@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-
-import pytest
 
 from vipd.host.systemd.notify import Notifier, one_line
 
@@ -30,74 +28,33 @@ class Ear:
                 return found
 
     def close(self) -> None:
-        """Hear no more."""
         self._socket.close()
-
-
-@pytest.fixture
-def address(tmp_path: Path) -> str:
-    return str(tmp_path / "notify")
-
-
-@pytest.fixture
-def ear(address: str) -> Iterator[Ear]:
-    made = Ear(address)
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def notifier(ear: Ear, address: str) -> Iterator[Notifier]:
-    made = Notifier(address)
-    yield made
-    made.close()
-
-
-def test_assignments_go_to_a_path_as_lines(ear: Ear, notifier: Notifier) -> None:
-    assert notifier.send("READY=1", "STATUS=all is well")
-    assert ear.heard() == ["READY=1\nSTATUS=all is well"]
 
 
 def test_an_at_sign_means_an_abstract_name() -> None:
     name = f"vipd-test-{os.getpid()}"
-    ear, notifier = Ear(f"\0{name}"), Notifier(f"@{name}")
-    assert notifier.send("READY=1")
-    assert ear.heard() == ["READY=1"]
-    ear.close()
-    notifier.close()
+    with closing(Ear(f"\0{name}")) as ear, closing(Notifier(f"@{name}")) as notifier:
+        assert notifier.send("READY=1")
+        assert ear.heard() == ["READY=1"]
 
 
-def test_nobody_there_is_no_error_but_known(address: str) -> None:
-    notifier = Notifier(address)
-    assert not notifier.send("READY=1")
-    notifier.close()
-    assert Notifier().send("READY=1")
+def test_a_full_socket_holds_up_nothing(tmp_path: Path) -> None:
+    path = str(tmp_path / "notify")
+    with closing(Ear(path)) as ear, closing(Notifier(path)) as notifier:
+        taken = [notifier.send("WATCHDOG=1") for _ in range(2000)]
+        assert taken[0]
+        assert not taken[-1]
+        ear.heard()
+        assert notifier.send("WATCHDOG=1")
 
 
-def test_a_full_socket_holds_up_nothing(ear: Ear, notifier: Notifier) -> None:
-    taken = [notifier.send("WATCHDOG=1") for _ in range(2000)]
-    assert taken[0]
-    assert not taken[-1]
-    ear.heard()
-    assert notifier.send("WATCHDOG=1")
-
-
-def test_the_variables_are_taken_out_of_the_environment() -> None:
-    environment = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": "30000000", "WATCHDOG_PID": str(os.getpid())}
-    notifier = Notifier.from_environment(environment)
-    assert environment == {}
-    assert notifier.watchdog_seconds == 30
-    notifier.close()
-
-
-@pytest.mark.parametrize(
-    ("microseconds", "pid"), [("30000000", "1"), ("0", ""), ("", ""), ("soon", ""), ("-5", "")]
-)
-def test_a_watchdog_of_others_or_none(microseconds: str, pid: str) -> None:
-    told = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": microseconds, "WATCHDOG_PID": pid}
-    notifier = Notifier.from_environment(told)
-    assert notifier.watchdog_seconds is None
-    notifier.close()
+def test_the_variables_are_taken_out_of_the_environment_and_may_name_another_process() -> None:
+    watchdogs = {("30000000", str(os.getpid())): 30, ("30000000", "1"): None}
+    watchdogs |= {(microseconds, ""): None for microseconds in ("0", "", "soon", "-5")}
+    for (microseconds, pid), seconds in watchdogs.items():
+        environment = {"NOTIFY_SOCKET": "@x", "WATCHDOG_USEC": microseconds, "WATCHDOG_PID": pid}
+        with closing(Notifier.from_environment(environment)) as notifier:
+            assert (notifier.watchdog_seconds, environment) == (seconds, {}), microseconds
 
 
 def test_a_value_is_one_short_line() -> None:

@@ -6,7 +6,6 @@ import logging
 
 import pytest
 
-from tests.host.systemd.manager import unit
 from tests.lab.inside import Vipd, running
 from tests.model.samples import block
 
@@ -132,22 +131,3 @@ def test_a_kernel_that_does_not_take_it_or_does_not_answer_is_told() -> None:
         vipd.kernel.gate.set()
 
     running(story, lambda vipd: vipd.declare(DNS), simulated=True)
-
-
-@pytest.mark.root
-def test_vipctl_reload_says_what_was_done_or_refused() -> None:
-    with unit() as node:
-        node.declare("dns.yaml", DNS)
-        node.start()
-        done = node.vipctl("reload")
-        kernel = "the kernel has the rules of every source\n"
-        assert (done.returncode, done.stdout) == (0, f"reloaded: 1 service, none changed; {kernel}")
-        node.write("dns.yaml", "apiVersion: vipd/v1\nservices:\n  - {address: 10.0.0.300}\n")
-        node.write("more.yaml", "nonsense")
-        refused = node.vipctl("reload")
-        assert refused.returncode == 1
-        assert "dns.yaml:3" in refused.stderr
-        assert "more.yaml" in refused.stderr
-        assert "of 2 refused files and keys serve 1 in the last good version, 1 not at all" in refused.stderr
-        assert node.names() == {"dns"}
-        assert "10.96.0.10" in node.rules()

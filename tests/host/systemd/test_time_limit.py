@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.host.systemd.manager import unit
 from tests.lab.waiting import wait_until
-from tests.model.samples import block
 from vipd.daemon.rule_programs import rule_programs
 from vipd.host.observer import Observer, Observers
 from vipd.host.process import ProgramResult, ProgramTimeoutError, run
@@ -27,34 +25,30 @@ def alive(pid: int) -> bool:
         return False
 
 
-def gone(pid: int) -> bool:
-    end = time.monotonic() + 60
-    while alive(pid) and time.monotonic() < end:
-        time.sleep(0.01)
-    return not alive(pid)
+def wait_for_end_of(file: Path) -> None:
+    """Of the process whose pid is in a file."""
+    wait_until(lambda: not alive(int(file.read_text())), "its end")
 
 
 def written(path: Path) -> bool:
     return path.exists() and bool(path.read_text())
 
 
-def hanging(path: Path) -> list[str]:
+def hanging(path: Path, then: str = "wait") -> list[str]:
     """A program whose child holds its output open for ever."""
-    script = path / "hang"
-    script.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! >{path}/child\nwait\n")
-    script.chmod(0o755)
-    return [str(script)]
+    return ["sh", "-c", f"sleep 1000 & echo $! >{path}/child; {then}"]
 
 
-def test_it_is_killed_with_its_children(tmp_path: Path) -> None:
+@pytest.mark.parametrize("then", ["wait", "exit"])
+def test_it_is_killed_with_its_children_also_when_they_outlive_it(tmp_path: Path, then: str) -> None:
     for limit in (0.5, 2, 8, 32):  # so long that it has come to start its child
         began = time.monotonic()
         with pytest.raises(ProgramTimeoutError, match="did not end within"):
-            asyncio.run(run(hanging(tmp_path), timeout=limit))
+            asyncio.run(run(hanging(tmp_path, then), timeout=limit))
         assert time.monotonic() - began < limit + 60
         if written(tmp_path / "child"):
             break
-    assert gone(int((tmp_path / "child").read_text()))
+    wait_for_end_of(tmp_path / "child")
 
 
 def test_a_cancelled_call_kills_them_too(tmp_path: Path) -> None:
@@ -66,33 +60,21 @@ def test_a_cancelled_call_kills_them_too(tmp_path: Path) -> None:
             await task
 
     asyncio.run(asyncio.wait_for(cancelled(), 120))
-    assert gone(int((tmp_path / "child").read_text()))
-
-
-def test_children_that_outlive_it_and_hold_its_pipes_are_killed(tmp_path: Path) -> None:
-    script = tmp_path / "leave"
-    script.write_text(f"#!/bin/sh\nsleep 1000 &\necho $! >{tmp_path}/child\n")
-    script.chmod(0o755)
-    for limit in (0.5, 2, 8, 32):  # so long that it has come to start its child
-        with pytest.raises(ProgramTimeoutError, match="did not end within"):
-            asyncio.run(run([str(script)], timeout=limit))
-        if written(tmp_path / "child"):
-            break
-    assert gone(int((tmp_path / "child").read_text()))
+    wait_for_end_of(tmp_path / "child")
 
 
 def test_what_does_nothing_is_killed_long_before_its_time(tmp_path: Path) -> None:
     with pytest.raises(ProgramTimeoutError, match="did nothing for 2 s and was killed"):
         asyncio.run(run(hanging(tmp_path), timeout=10_000, stall=2))
-    assert gone(int((tmp_path / "child").read_text()))
+    wait_for_end_of(tmp_path / "child")
     with pytest.raises(ProgramTimeoutError, match="did nothing for 2 s and was killed"):
         asyncio.run(run(["sh", "-c", "while :; do sleep 1; done"], timeout=10_000, stall=2))
 
 
 def test_what_works_is_not_taken_for_hanging() -> None:
-    count = "i=0; while [ $i -lt 1500000 ]; do i=$((i+1)); done"
+    count = "i=0; while [ $i -lt 700000 ]; do i=$((i+1)); done"
     for argv in (["sh", "-c", count], ["sh", "-c", f"sh -c '{count}'; true"]):
-        assert asyncio.run(run(argv, stall=1)).exit_code == 0
+        assert asyncio.run(run(argv, stall=0.5)).exit_code == 0
 
 
 def test_what_ends_in_time_is_not_touched() -> None:
@@ -107,7 +89,7 @@ def test_a_program_that_prints_too_much_is_killed(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="printed more than 100000 bytes") as caught:
             asyncio.run(run(["sh", "-c", program], max_output=100_000))
         assert caught.value.errno == errno.EFBIG
-        assert gone(int((tmp_path / "pid").read_text()))
+        wait_for_end_of(tmp_path / "pid")
 
 
 def test_output_up_to_the_limit_is_whole() -> None:
@@ -139,20 +121,3 @@ def test_large_inputs_have_more_time_and_are_told() -> None:
     assert len(asyncio.run(needing(2, 15_000_000))) > 3
     with pytest.raises(ProgramTimeoutError, match=r"within 2 s"):
         asyncio.run(needing(300, 250_000))
-
-
-@pytest.mark.root
-def test_the_daemon_limits_what_it_runs_and_blames_no_service() -> None:
-    """A program of iptables that hangs, and its child, are killed long before the watchdog would end vipd."""
-    with unit(WATCHDOG_USEC="4000000") as node:
-        node.declare("dns.yaml", block("10.96.0.10", "dns", "10.244.0.5"))
-        node.start()
-        (node.tools.directory / "hanging").write_text("yes")
-        node.declare("more.yaml", block("10.96.0.11", "more", "10.244.0.6"))
-        node.wait_for(lambda: "hangs: " in str(node.get("status")))
-        status = node.get("status")
-        assert "and was killed; hint: " in str(status)
-        assert (status["quarantined"], status["state"]) == ({}, "failed")
-        (node.tools.directory / "hanging").unlink()
-        node.wait_for(lambda: node.get("status")["state"] == "in-sync")
-        assert node.names() == {"dns", "more"}

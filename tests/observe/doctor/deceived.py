@@ -82,12 +82,21 @@ class Deceived:
         """Run a command where the doctor is."""
         self.patient.lab.host.run("nsenter", "--mount", f"--target={self._pid}", "sh", "-c", command)
 
+    @contextmanager
+    def without_daemon(self) -> Iterator[tuple[str, ...]]:
+        """For a while no daemon answers; the words that name the settings."""
+        before = self.doctor.socket
+        self.doctor.socket = before.with_name("nobody")
+        try:
+            yield ("--settings", str(self.patient.daemon.config))
+        finally:
+            self.doctor.socket = before
+
     def path(self, name: str) -> Path:
         """What stands for a file: `net/tcp`, `sys/ipv4/ip_forward`, `locks`, `recent/ip_list_tot`."""
         return self._here / name
 
     def text(self, name: str, text: str | bytes) -> None:
-        """Write such a file."""
         self.path(name).parent.mkdir(parents=True, exist_ok=True)
         self.path(name).write_bytes(text if isinstance(text, bytes) else text.encode())
 

@@ -101,7 +101,6 @@ def counted(**counters: int) -> Facts:
 
 
 def status(**different: Any) -> Facts:
-    """The daemon's status, with this in it."""
     return {"status": STATUS | different}
 
 
@@ -116,5 +115,4 @@ def faults(facts: Facts) -> dict[str, str]:
 
 
 def found(facts: Facts, name: str) -> list[Finding]:
-    """The findings of one check."""
     return [finding for finding in judged(facts) if finding.id == name]

@@ -47,7 +47,6 @@ class Doctor:
         self._vipctl = Resident(self.node, self.apart)
 
     def ask(self, *words: str, target: str = "") -> list[dict[str, Any]]:
-        """The findings."""
         self.code, text = self.run("doctor", *filter(None, [target]), "-o", "json", *words)
         found: list[dict[str, Any]] = json.loads(text)["diagnosis"]["findings"]
         return found
@@ -62,11 +61,9 @@ class Doctor:
 
     @property
     def pid(self) -> int:
-        """Its process."""
         return self._vipctl.started().pid
 
     def end(self) -> None:
-        """End the process."""
         self._vipctl.end()
 
 
@@ -81,7 +78,6 @@ class Patient:
 
     @property
     def host(self) -> Node:
-        """The host."""
         return self.daemon.host
 
     def shell(self, *commands: str) -> None:
@@ -90,7 +86,6 @@ class Patient:
             self.host.run("sh", "-c", command)
 
     def faults(self, *words: str, target: str = "") -> dict[str, dict[str, Any]]:
-        """What is not in order."""
         return self.doctor.faults(*words, target=target)
 
     def repair(self, finding: dict[str, Any]) -> None:

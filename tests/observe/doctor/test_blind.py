@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests.observe.doctor.cases import OF_NETWORK, OF_RULES
@@ -26,14 +28,17 @@ NEEDED_FOR: dict[str, set[str]] = {
 }
 """What cannot be checked when a program fails."""
 GROUPS = (
-    ("ip -j", "unshare"),
+    ("ip -j", "unshare", "iptables-nft --version"),
     ("ip -j -d link", "nft -j list"),
     ("ip -force", "iptables-nft-save", "nft --version"),
-    ("iptables-nft --version", "nft -j list"),
-    ("ip6tables-nft-save", "ip -force"),
+    ("ip6tables-nft-save",),
 )
 """Programs that fail together, to ask less often."""
 SAYING = ("failing", "babbling", "odd", "cut")
+
+
+def at_night(*faults: str) -> list[Any]:
+    return [pytest.param(fault, marks=pytest.mark.nightly) for fault in faults]
 
 
 def unchecked(deceived: Deceived, *words: str) -> set[str]:
@@ -75,7 +80,7 @@ def test_a_program_that_hangs(deceived: Deceived) -> None:
         assert unchecked(deceived) == {"kernel-features"}
 
 
-@pytest.mark.parametrize("fault", [*SAYING, "forbidden"])
+@pytest.mark.parametrize("fault", ["failing", "cut", "forbidden", *at_night("babbling", "odd")])
 def test_an_iptables_that_fails_is_named(deceived: Deceived, fault: str) -> None:
     stems = ("iptables", "ip6tables", "nft") if fault != "forbidden" else ("iptables", "iptables-nft", "nft")
     with deceived.programs(dict.fromkeys(stems, fault)):
@@ -85,16 +90,10 @@ def test_an_iptables_that_fails_is_named(deceived: Deceived, fault: str) -> None
     assert seen >= {"forward-chains", "rules-twice", *(OF_RULES if fault != "cut" else ())}
 
 
-@pytest.mark.parametrize("fault", ["missing", "forbidden", "failing", "babbling"])
+@pytest.mark.parametrize("fault", ["missing", "failing", *at_night("forbidden", "babbling")])
 def test_an_nft_that_is_the_dataplanes_and_fails(deceived: Deceived, fault: str) -> None:
-    settings = ("--settings", str(deceived.patient.daemon.config), "--set", "dataplane=nftables")
-    before = deceived.doctor.socket
-    deceived.doctor.socket = before.with_name("nobody")
-    try:
-        with deceived.programs({"nft": fault}):
-            findings = deceived.doctor.ask(*settings)
-    finally:
-        deceived.doctor.socket = before
+    with deceived.without_daemon() as settings, deceived.programs({"nft": fault}):
+        findings = deceived.doctor.ask(*settings, "--set", "dataplane=nftables")
     worst = {f["id"] for f in findings if f["severity"] == "problem"}
     assert "nft" in worst
     assert worst <= {"nft", "kernel-features", "rules-twice"}
@@ -135,11 +134,6 @@ def test_tables_of_legacy_iptables_that_are_not_known(deceived: Deceived) -> Non
 
 def test_without_the_kernels_lists_nothing_is_said_of_daemons(deceived: Deceived) -> None:
     """Whether one is at work is not known, and so not that none is."""
-    before = deceived.doctor.socket
-    deceived.doctor.socket = before.with_name("nobody")
-    try:
-        with deceived.files({"locks": ""}):
-            seen = unchecked(deceived, "--settings", str(deceived.patient.daemon.config))
-    finally:
-        deceived.doctor.socket = before
+    with deceived.without_daemon() as settings, deceived.files({"locks": ""}):
+        seen = unchecked(deceived, *settings)
     assert {"daemon-running", "other-vipd"} <= seen

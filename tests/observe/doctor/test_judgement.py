@@ -15,18 +15,6 @@ def test_what_facts_mean() -> None:
     assert wrong == {}
 
 
-def test_a_user_learns_what_only_root_sees() -> None:
-    unchecked = faults(well(root=False, rulesets=[], state={"writable": False}))
-    assert set(unchecked.values()) == {"unchecked"}
-    assert {"forward-policy", "mixed-variants", "kernel-features", "store", "vip-route"} <= unchecked.keys()
-    assert "ip-forward" not in unchecked
-
-
-def test_problems_come_first() -> None:
-    findings = judged(well(daemon=status(version="0"), state={"free": 0}))
-    assert [finding.id for finding in findings[:2]] == ["state-dir-space", "daemon-version"]
-
-
 def test_a_check_that_fails_leaves_the_others() -> None:
     """Here by a status that no daemon of this version sends."""
     findings = judged(well(daemon=status(names=7)))
@@ -158,14 +146,6 @@ def test_no_command_takes_another_hosts_address() -> None:
         assert "give the service another address" in foreign.hint
         words = {word for f in findings for command in f.mend for word in re.split(r"[\s/]", command)}
         assert not taken & words, name
-
-
-def test_who_holds_a_port_is_named_and_left_alone() -> None:
-    first, second = found(CASES["a node port that others listen on"][0], "node-port-taken")
-    assert (first.mend, second.mend) == ((), ())
-    assert "sshd (pid 7)" in first.cause
-    assert "another node port, or stop ssh.service if nobody needs it" in first.hint
-    assert second.hint.endswith("another node port")
 
 
 def test_commands_that_need_care() -> None:

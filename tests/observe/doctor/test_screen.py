@@ -30,7 +30,6 @@ def ill(deceived: Deceived) -> Iterator[Deceived]:
 
 
 def argv(ill: Deceived, *words: str) -> list[str]:
-    """The command line beside the doctor."""
     place = f"--target={ill.doctor.pid}"
     program = (sys.executable, "-m", "vipd.cli.main", "--socket", str(ill.doctor.socket), "doctor")
     return ["nsenter", "--mount", "--net", place, *program, *words]
