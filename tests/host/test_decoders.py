@@ -22,9 +22,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.dataplane.conntrack.kernel import made, new_request
-from tests.dataplane.iptables.watch.inside import inside
 from tests.dataplane.iptables.watch.recorded import COMMANDS, datagrams
-from tests.dataplane.namespace import Namespace
+from tests.dataplane.namespace import Namespace, inside
 from tests.lab.examples import examples
 from tests.observe.flow_stats.test_counting import rule as counted_rule
 from tests.observe.flow_stats.test_volume import end_message

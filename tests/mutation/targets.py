@@ -135,7 +135,7 @@ TARGETS = (
         "iptables",
         _in("vipd/dataplane/iptables", "compile", "service_chains", "base_chains", "dispatch"),
         (
-            *_in("tests/dataplane/iptables", "test_dispatch", "test_rules", "test_words"),
+            *_in("tests/dataplane/iptables", "test_dispatch", "test_rules"),
             *_DATAPLANES,
             "tests/observe/explain/test_explain.py",
             "tests/observe/explain/test_dataplanes_agree.py",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -21,7 +20,6 @@ from vipd.model.service import (
     Backend,
     Balance,
     ExternalAddress,
-    Family,
     Protocol,
     Service,
     ServicePort,
@@ -46,15 +44,9 @@ def test_checksums_are_right_without_offloading(lab: Lab, serving: Synced, famil
                 node.send(vip, 80, protocol, count=60).all_answered()
 
 
-@pytest.mark.parametrize("family", [4, 6])
-def test_source_hash_keeps_clients_when_another_backend_leaves(
-    lab: Lab, serving: Synced, family: int
-) -> None:
+def test_source_hash_keeps_clients_when_another_backend_leaves(lab: Lab, serving: Synced) -> None:
     hashed = other(web(lab), balance=Balance.SOURCE_HASH)
     serving.become(hashed)
-    if family == 6:
-        assert len(lab.client.send(VIPS[6], 80, count=20).all_answered().backends) == 1
-        return
     before = many_clients(lab, VIPS[4], 300)
     assert many_clients(lab, VIPS[4], 300) == before
     assert set(before.values()) == {"b1", "b2", "b3"}
@@ -81,23 +73,23 @@ def test_source_hash_is_the_same_on_every_host(lab: Lab, serving: Synced, tmp_pa
     assert set(first.values()) == {"b1", "b2", "b3"}
 
 
-def test_a_thousand_clients_keep_their_backends(lab: Lab, serving: Synced) -> None:
+def test_many_clients_keep_their_backends(lab: Lab, serving: Synced) -> None:
     pinned = other(web(lab), affinity=Affinity(600))
     serving.become(pinned)
-    first = many_clients(lab, VIPS[4], 1000)
+    first = many_clients(lab, VIPS[4], 300)
     assert set(first.values()) == {"b1", "b2", "b3"}
-    assert many_clients(lab, VIPS[4], 1000) == first
+    assert many_clients(lab, VIPS[4], 300) == first
     # Whoever had the backend that leaves gets another; nobody else moves; and who was moved stays.
     left = tuple(b for b in pinned.backends if b.address != lab.backends[1].ipv4)
     serving.become(other(pinned, backends=left))
-    second = many_clients(lab, VIPS[4], 1000)
+    second = many_clients(lab, VIPS[4], 300)
     assert "b2" not in second.values()
     assert {s: b for s, b in second.items() if first[s] != "b2"} == {
         s: b for s, b in first.items() if b != "b2"
     }
     serving.restart()
     serving.become(pinned)
-    assert many_clients(lab, VIPS[4], 1000) == second
+    assert many_clients(lab, VIPS[4], 300) == second
 
 
 @pytest.mark.parametrize("family", [4, 6])
@@ -126,25 +118,6 @@ def test_a_pin_to_another_host_gives_way_to_the_local_policy(lab: Lab, serving: 
     served(*ways[0])
     assert [served(*way) for way in (*ways[1:], ways[0])] == [{nearest.name}] * 3
     assert pins(lab, family) == len(sources)
-
-
-def test_counters_last_over_changes_and_restarts(lab: Lab, serving: Synced) -> None:
-    service = web(lab)
-    serving.become(service)
-    lab.client.send(VIPS[4], 80, count=30).all_answered()
-    lab.host.send(VIPS[4], 80, "udp", count=12).all_answered()
-    serving.become(web(lab, 1, 1, 5))
-    serving.restart()
-    serving.become(service)
-    lab.client.send(VIPS[6], 80, count=9).all_answered()
-    total = Counter[tuple[Protocol, Family]]()
-    for (_, protocol, flow_family, _), flows in serving.flows().items():
-        total[protocol, flow_family] += flows
-    assert total == {
-        (Protocol.TCP, Family.IPV4): 30,
-        (Protocol.UDP, Family.IPV4): 12,
-        (Protocol.TCP, Family.IPV6): 9,
-    }
 
 
 @pytest.mark.parametrize("family", [4, 6])
