@@ -70,6 +70,14 @@ def test_what_concerns_us() -> None:
     assert after("replace-in-sep", scope=OwnershipFilter(Names("KUBE"), frozenset(Family))) is None
 
 
+def test_messages_of_other_families_and_subsystems_are_passed_over() -> None:
+    whole = datagrams("flush")[0]
+    for place, value in ((16, 7), (5, 1)):  # NFPROTO_BRIDGE; the subsystem of conntrack
+        altered = bytearray(whole)
+        altered[place] = value
+        assert list(read_messages(bytes(altered))) == list(read_messages(whole))[1:]
+
+
 def change(kind: MessageKind, chain: str, table: str = "filter") -> Change:
     """One message whose rule is not told."""
     return Change(kind, Family.IPV4, table, chain, 0, b"", 1)
