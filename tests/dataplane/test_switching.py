@@ -107,6 +107,8 @@ def test_what_fails_half_way_is_removed_and_the_next_change_works(switching: Swi
 
     daemon.wait_until(warned, True)
     switching.fault()
+    gone = "the rules of the nftables dataplane are removed; iptables has taken over"
+    daemon.wait_until(lambda: gone in daemon.log, True)
     daemon.wait_until(warned, False)
     assert switching.held() == (True, False)
     daemon.vipctl("set-dataplane", "nftables")

@@ -96,8 +96,8 @@ def test_first_load_of_fifty_is_one_restore(kernel: FakeKernel, tmp_path: Path) 
     assert kernel.count("-restore") == 2  # with the probe of what the kernel can do
 
 
-LARGE = [numbered(i, "10.244.0.1", "10.244.0.2", "10.244.0.3") for i in range(600)]
-"""2400 leaf chains."""
+LARGE = [numbered(i, "10.244.0.1", "10.244.0.2", "10.244.0.3") for i in range(500)]
+"""2000 leaf chains."""
 LARGEST_RESTORE = 5000
 """Lines; of longer ones iptables-nft-restore takes far longer than of several."""
 
