@@ -343,14 +343,6 @@ def test_a_checkpoint_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.Mon
     assert [place.address for place in Checkpoint(tmp_path).read()] == [DNS[0]]
 
 
-def test_a_run_deletes_no_more_than_it_may_and_says_so() -> None:
-    table = FakeTable(flow(DNS, B1, 1000 + n) for n in range(20))
-    wanted = flow_targets([forwarding(*DNS, B2)], [])
-    for number, complete in ((16, False), (4, True)):
-        result = asyncio.run(clean(wanted, table.connect, max_deletions=16))
-        assert ({str(k): v for k, v in result.deleted.items()}, result.complete) == ({GONE: number}, complete)
-
-
 def test_after_a_run_that_left_some_another_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     async def bounded(wanted: FlowTargets, connect: Connect) -> CleanupResult:
         return await clean(wanted, connect, max_deletions=2)
