@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.dataplane.nftables.serving import CLIENTS, MANY, SERVED, VIPS, built_lab, other, synced_in, web
-from tests.lab.inside import Synced
-from tests.lab.topology import (
-    CLIENT_SOURCES,
-    CLIENT_SOURCES_IPV6,
-    Lab,
+from tests.dataplane.nftables.serving import (
+    CLIENTS,
+    SERVED,
+    VIPS,
+    built_lab,
+    many_clients,
+    other,
+    synced_in,
+    web,
 )
+from tests.lab.inside import Synced
+from tests.lab.topology import CLIENT_SOURCES, CLIENT_SOURCES_IPV6, Lab
 from vipd.model.service import (
     Affinity,
     Backend,
@@ -37,7 +41,7 @@ def test_checksums_are_right_without_offloading(lab: Lab, serving: Synced, famil
     )
     on_host = [(lab.host, device) for device in ("clients", "cluster", *(b.name for b in lab.backends))]
     for node, device in ((lab.client, "eth0"), *on_host, *((b, "eth0") for b in lab.backends)):
-        node.run(sys.executable, "-I", CLIENTS, "checksums", "--to", device)
+        node.run(sys.executable, "-I", CLIENTS, "checksums", device)
     for node in (lab.client, lab.host):
         for vip in (VIPS[family], VIPS[family][:-1] + "2"):
             for protocol in ("tcp", "udp"):
@@ -145,15 +149,6 @@ def test_counts_of_backends_that_are_gone_leave_the_kernel_with_their_last_flows
     lab.client.send(vip, 80, count=20).all_answered()
     assert total + serving.flows().total() == 55
     assert gone in listed()
-
-
-def many_clients(lab: Lab, vip: str, count: int) -> dict[str, str]:
-    """Which backend answers each of many addresses."""
-    asked = ("many", "--to", vip, "--port", "80", "--from", MANY, "--count", str(count))
-    found: dict[str, str] = json.loads(
-        lab.client.run(sys.executable, "-I", CLIENTS, *asked, timeout=290).stdout
-    )
-    return found
 
 
 def pins(lab: Lab, family: int) -> int:
