@@ -154,7 +154,6 @@ def test_a_product_is_refused_before_it_is_multiplied_out(accepted: bool) -> Non
 
 
 def test_twins_among_many_ports_are_not_compared_before_the_product_is_known() -> None:
-    text = HEAD + service(3000, backends=2, fallback="reject")
     twins = listed(["172.16.0.1"] * 3000)
     text = HEAD + service(3000, 0).replace("backends: []", f"backends: {twins}")
     assert "9000000 endpoints" in declare(text).problems[0].what

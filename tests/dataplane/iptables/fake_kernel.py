@@ -20,20 +20,8 @@ BUILT_IN = {
     "raw": ("PREROUTING", "OUTPUT"),
 }
 TARGETS = frozenset(
-    (
-        "ACCEPT",
-        "DROP",
-        "RETURN",
-        "REJECT",
-        "MARK",
-        "CONNMARK",
-        "DNAT",
-        "SNAT",
-        "MASQUERADE",
-        "REDIRECT",
-        "LOG",
-        "NFLOG",
-        "NFQUEUE",
+    re.findall(
+        r"\w+", "ACCEPT DROP RETURN REJECT MARK CONNMARK DNAT SNAT MASQUERADE REDIRECT LOG NFLOG NFQUEUE"
     )
 )
 LONGEST_NAME = 28

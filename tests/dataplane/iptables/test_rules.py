@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.dataplane.declared import HTTP, backends, numbered
 from tests.dataplane.iptables.fake_kernel import FakeKernel
 from tests.dataplane.watched_programs import WatchedPrograms, refusing
-from tests.lab.inside import compiled, synced
+from tests.lab.inside import Synced, compiled, synced
 from vipd.model.flow_limits import FlowLimits
 from vipd.model.service import (
     MAX_WEIGHT,
@@ -163,11 +163,9 @@ SPEAKING_OF_A_JUMP = (
 )
 
 
-def test_a_rule_of_others_that_speaks_of_a_jump_is_left_alone(tmp_path: Path) -> None:
-    kernel = FakeKernel()
+def test_a_rule_of_others_that_speaks_of_a_jump_is_left_alone(kernel: FakeKernel, vipd: Synced) -> None:
     added = [f"-A PREROUTING {rule}" for rule in SPEAKING_OF_A_JUMP]
     kernel.restore("\n".join(("*nat", *added, "COMMIT", "")))
-    vipd = synced("iptables", kernel.run, tmp_path)
     vipd.become(numbered(1, "10.244.0.1"))
     jump, *rest = kernel.chains("nat")["PREROUTING"]
     assert tuple(rest) == SPEAKING_OF_A_JUMP

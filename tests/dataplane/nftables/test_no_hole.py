@@ -32,11 +32,6 @@ pytestmark = [pytest.mark.root, pytest.mark.timeout(300 + CHANGES)]
 
 
 @pytest.fixture
-def programs() -> WatchedPrograms:
-    return WatchedPrograms()
-
-
-@pytest.fixture
 def vipd(lab: Lab, programs: WatchedPrograms, tmp_path: Path) -> Iterator[Synced]:
     """The dataplane of the lab's host, of which programs write everything."""
     made = synced_in(lab, tmp_path, netlink=False, through=programs)

@@ -161,11 +161,6 @@ COLLIDING = ("tenant-83584", "tenant-141896")
 
 
 @pytest.fixture
-def programs() -> WatchedPrograms:
-    return WatchedPrograms()
-
-
-@pytest.fixture
 def vipd(namespace: Namespace, programs: WatchedPrograms, tmp_path: Path) -> Synced:
     """A dataplane of which programs write everything."""
     return synced("nftables", namespace.name, tmp_path, through=programs, netlink=False)

@@ -231,11 +231,6 @@ ONE, MOVED = numbered(1, "10.244.0.1"), numbered(1, "10.244.0.2")
 
 
 @pytest.fixture
-def programs() -> WatchedPrograms:
-    return WatchedPrograms()
-
-
-@pytest.fixture
 def watched(namespace: Namespace, programs: WatchedPrograms, tmp_path: Path) -> Synced:
     """A dataplane whose programs are looked on."""
     return synced("nftables", namespace.name, tmp_path, through=programs)

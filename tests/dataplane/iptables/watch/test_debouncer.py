@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.dataplane.iptables.watch.recorded import datagrams
@@ -133,37 +131,6 @@ def test_a_burst_is_one_report_after_quiet_but_never_late() -> None:
     assert len(found.actors) == 2
     assert told(found) == "rule deleted in ipv4 filter FORWARD and 3 chains more"
     assert gathering.due is None
-
-
-def many_chains() -> Iterator[Change]:
-    for number in range(60_000):
-        name = f"VIPD-SEP-{'A' * 12}" + "".join(
-            "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"[number >> shift & 31] for shift in (15, 10, 5, 0)
-        )
-        yield Change(MessageKind.CHAIN_DELETED, Family.IPV6, "nat", name, 0, b"", 7)
-
-
-def test_many_chains_are_everything_and_not_a_long_list() -> None:
-    gathering = Debouncer(SCOPE)
-    for each in many_chains():
-        gathering.change(each)
-    gathering.end(Generation(7, 8, "nft"), Actor("nft", 8), nobody, 0.0)
-    found = gathering.collect(nobody)
-    assert found is not None
-    assert found.everything
-    assert len(found.chains) <= 1000
-    assert str(found) == "nft (pid 8): chain deleted in ipv6"
-
-
-def test_lost_events_are_everything_of_every_family() -> None:
-    gathering = Debouncer(SCOPE)
-    gathering.lost(5.0)
-    assert gathering.due == 5.0 + QUIET_SECONDS
-    found = gathering.collect(nobody)
-    assert found is not None
-    assert found.everything
-    assert str(found) == "somebody: events were lost in ipv4, ipv6"
-    assert gathering.collect(nobody) is None
 
 
 def test_skipped_messages_of_a_stranger_count_as_lost() -> None:
