@@ -163,7 +163,10 @@ def test_counters_that_cannot_be_read_hold_up_no_change(switching: Switching) ->
         assert switching.held() == held
 
 
-DROPS = "table inet site { chain local { type filter hook input priority 0; policy drop; }; }"
+DROPS = """table inet site {
+    chain local { type filter hook input priority 0; policy drop; }
+    chain away { type filter hook output priority 0; policy drop; }
+}""".replace("; ", "\n")
 LIMITED = replace(
     WEB,
     name="limited",
@@ -187,7 +190,7 @@ def test_status_warns_of_chains_that_drop_and_of_counts_that_will_be_missing(swi
     def warnings() -> list[str]:
         return [text.partition(";")[0] for text in daemon.status()["warnings"]]
 
-    switching.do("nft", "-f", "-", text=DROPS.replace("; ", "\n"))
+    switching.do("nft", "-f", "-", text=DROPS)
     drops = "chain local of table inet site drops by policy, questions to health ports too"
     for service, said in ((HEALTHY, [drops]), (LIMITED, [])):
         daemon.declare(written([service]).partition("services:\n")[2])

@@ -133,6 +133,17 @@ def test_a_burst_is_one_report_after_quiet_but_never_late() -> None:
     assert gathering.due is None
 
 
+def test_lost_events_are_everything_though_one_chain_is_known() -> None:
+    gathering = Debouncer(SCOPE)
+    hear(gathering, "delete-jump", 5.0)
+    gathering.lost(5.0)
+    assert gathering.due == 5.0 + QUIET_SECONDS
+    found = gathering.collect(nobody)
+    assert found is not None
+    assert found.everything
+    assert gathering.collect(nobody) is None
+
+
 def test_skipped_messages_of_a_stranger_count_as_lost() -> None:
     """Their netlink address was that of a process of ours, but the kernel names another pid."""
     for pid, lost in ((42, False), (99, True)):
