@@ -64,8 +64,8 @@ def random_message(chosen: random.Random) -> bytes:
     flow = random_flow(chosen)._replace(status=chosen.getrandbits(6), mark=chosen.getrandbits(32))
     text = new_request(flow, 1, zone=7 if chosen.random() < 0.1 else 0)
     if chosen.random() < 0.2:
-        numbers = (attribute(entries.CTA_PROTO_NUM, bytes([number])) for number in (UDP, ICMP))
-        text = text.replace(*numbers)
+        udp, icmp = (attribute(entries.CTA_PROTO_NUM, bytes([number])) for number in (UDP, ICMP))
+        text = text.replace(udp, icmp)
     parts = parts_of(text)
     if chosen.random() < 0.2:  # an offloaded flow has none
         parts.pop(entries.CTA_PROTOINFO, None)

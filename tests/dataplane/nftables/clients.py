@@ -59,4 +59,8 @@ def compute_checksums(device: str) -> None:
 
 if __name__ == "__main__":
     signal.alarm(LONGEST_LIFE)
-    {"many": many, "checksums": compute_checksums}[sys.argv[1]](*sys.argv[2:])
+    work, *words = sys.argv[1:]
+    if work == "many":
+        many(*words)
+    else:
+        compute_checksums(*words)

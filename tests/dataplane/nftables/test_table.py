@@ -134,7 +134,6 @@ OTHER_FORMATS = {
         'table ip vipd { comment "vipd format 0"; chain dispatch { type filter hook input priority 0; }; }'
     ),
     "a map of another type": "table ip vipd { map frontends { type ipv4_addr : verdict; }; }",
-    "another priority": "table ip vipd { chain prerouting { type nat hook prerouting priority 7; }; }",
 }
 
 
