@@ -226,6 +226,7 @@ TARGETS = (
         ),
         (
             "tests/model/test_flow_limits.py",
+            "tests/dataplane/test_one_of_each.py",
             "tests/dataplane/iptables/test_rules.py",
             "tests/dataplane/nftables/test_shape.py",
             "tests/declaration/test_limits.py",

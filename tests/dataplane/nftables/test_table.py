@@ -190,13 +190,6 @@ def test_a_refused_change_leaves_what_was_there(namespace: Namespace, tmp_path: 
     assert "10.96.0.6 . tcp . 80 . 0.0.0.1 : 10.244.0.2 . 8080" in listing
 
 
-def test_a_broken_nft_blames_no_service(namespace: Namespace, tmp_path: Path) -> None:
-    vipd = synced("nftables", namespace.name, tmp_path, through=WatchedPrograms(refusing("table")))
-    with pytest.raises(NotWrittenError):
-        vipd.become(numbered(1, "10.244.0.1"))
-    assert not vipd.refused()
-
-
 def test_a_rendered_table_is_the_one_that_is_programmed(vipd: Synced, namespace: Namespace) -> None:
     vipd.become(WEB, PLAIN)
     wanted = tables(namespace)
