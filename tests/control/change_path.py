@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 from unittest import mock
 
 import vipd
-from tests.dataplane.iptables.watch.inside import inside
-from tests.dataplane.namespace import Namespace
+from tests.dataplane.namespace import Namespace, inside
 from tests.model.samples import many_declared
 from vipd.daemon import wiring
 from vipd.host.process import ProgramResult

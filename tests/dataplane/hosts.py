@@ -39,9 +39,14 @@ class Host:
 
     def cold(self, *services: Service) -> Held:
         """What a first vipd with these services writes on a fresh host."""
-        with entered(self.dataplane, self._directory / "cold") as fresh:
-            fresh.vipd.become(*services)
-            return fresh.held()
+        if (self.dataplane, services) not in _COLD:
+            with entered(self.dataplane, self._directory / "cold") as fresh:
+                fresh.vipd.become(*services)
+                _COLD[self.dataplane, services] = fresh.held()
+        return _COLD[self.dataplane, services]
+
+
+_COLD: dict[tuple[str, tuple[Service, ...]], Held] = {}
 
 
 @contextmanager

@@ -5,7 +5,16 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from vipd.model.flow_limits import FlowLimits
-from vipd.model.service import Affinity, Backend, Masquerade, Protocol, RejectAction, Service, ServicePort
+from vipd.model.service import (
+    Affinity,
+    Backend,
+    BackendState,
+    Masquerade,
+    Protocol,
+    RejectAction,
+    Service,
+    ServicePort,
+)
 
 VIPS = (
     *(f"10.96.0.{i}" for i in range(1, 7)),
@@ -35,10 +44,12 @@ _backend = st.builds(
     address=st.sampled_from(BACKENDS),
     port=st.sampled_from([None, None, 8081]),
     weight=st.sampled_from([0, 1, 1, 1, 2, 7, 65535]),
+    state=st.sampled_from([BackendState.UP, BackendState.UP, BackendState.DRAIN, BackendState.DOWN]),
 )
 
 
-def _backends(most: int) -> st.SearchStrategy[tuple[Backend, ...]]:
+def some_backends(most: int) -> st.SearchStrategy[tuple[Backend, ...]]:
+    """At most so many, each at another place."""
     return st.lists(_backend, max_size=most, unique_by=lambda b: (b.address, b.port)).map(tuple)
 
 
@@ -53,11 +64,11 @@ def _service(draw: st.DrawFn, name: str, addresses: tuple[str, ...]) -> Service:
         name,
         addresses,
         draw(_ports),
-        draw(_backends(4)),
+        draw(some_backends(4)),
         affinity=draw(st.sampled_from([None, None, Affinity(), Affinity(60)])),
         masquerade=draw(st.sampled_from([None, *Masquerade])),
         refusal=draw(st.sampled_from(list(RejectAction))),
-        fallback=draw(_backends(2)),
+        fallback=draw(some_backends(2)),
         limits=draw(st.sampled_from([None, None, None, *LIMITS])),
     )
 

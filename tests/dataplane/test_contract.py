@@ -49,23 +49,6 @@ def test_nothing_is_written_before_it_is_applied(host: Host) -> None:
     assert host.vipd.step() == ""
 
 
-def test_any_walk_ends_like_a_cold_start_and_without_services_nothing_is_left(host: Host) -> None:
-    before = host.held()
-    for services in (FIRST, SECOND, (ONE,), FIRST):
-        host.vipd.become(*services)
-    check_as_cold(host, FIRST)
-    host.vipd.become()
-    assert host.held() == before
-
-
-def test_a_new_process_has_nothing_to_do(host: Host) -> None:
-    host.vipd.become(*FIRST)
-    host.vipd.restart()
-    assert host.vipd.pending() == ""
-    host.vipd.become(*SECOND)
-    check_as_cold(host, SECOND)
-
-
 def test_what_somebody_else_did_is_seen_by_a_look_afresh(host: Host) -> None:
     host.vipd.become(*FIRST)
     host.do(host.equipment.foreign_changes["dispatch emptied"])

@@ -6,12 +6,14 @@ the command that the failure names, and commit them: the difference shows what c
 
 from __future__ import annotations
 
+import itertools
 import shlex
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 
+from tests.lab.inside import DATAPLANES
 from vipd.cli.main import cli
 
 FOLDER = Path(__file__).with_name("one_of_each")
@@ -19,23 +21,21 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("dataplane", "settings", "family"),
+    ("services", "settings", "dataplane", "family"),
     [
-        ("iptables", "vipd", "ipv4"),
-        ("iptables", "vipd", "ipv6"),
-        ("iptables", "kube-proxy", "ipv4"),
-        ("nftables", "vipd", "ipv4"),
-        ("nftables", "vipd", "ipv6"),
+        *itertools.product(["services", "services-with-limits"], ["vipd"], DATAPLANES, ["ipv4", "ipv6"]),
+        ("services", "kube-proxy", "iptables", "ipv4"),
     ],
 )
 def test_the_rules_are_those_that_were_looked_at(
-    dataplane: str, settings: str, family: str, monkeypatch: pytest.MonkeyPatch
+    services: str, settings: str, dataplane: str, family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
     here = FOLDER.relative_to(ROOT)
-    expected = here / f"{settings}.{family}.{dataplane}"
+    name = "limits" if services == "services-with-limits" else settings
+    expected = here / f"{name}.{family}.{dataplane}"
     argv = ["--dataplane", dataplane, "--set", f"dataplane={dataplane}", "--family", family]
-    argv += ["--settings", f"{here}/{settings}.yaml", f"{here}/services.yaml"]
+    argv += ["--settings", f"{here}/{settings}.yaml", f"{here}/{services}.yaml"]
     done = CliRunner().invoke(cli, ["render", *argv])
     assert done.exit_code == 0, done.output
     command = f"vipctl render {shlex.join(argv)} > {expected}"

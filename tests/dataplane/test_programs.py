@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,10 @@ from tests.dataplane.watched_programs import WatchedPrograms, raising
 from tests.lab.daemon import Daemon
 from tests.lab.inside import NotWrittenError, ProgramResult, Synced, synced, written
 from tests.lab.node import Node
+from tests.lab.simulated_time import simulate
+from vipd.dataplane.base import ApplyError
+from vipd.dataplane.iptables.removal import find_leftovers, remove, remove_empty_tables
+from vipd.dataplane.nftables.tools import find_nft
 
 ONE, TWO = numbered(1, "10.244.0.1"), numbered(1, "10.244.0.2")
 FAULTS: tuple[tuple[Exception, str], ...] = (
@@ -63,6 +68,27 @@ def test_whatever_keeps_a_program_from_its_work_names_it_with_reason_and_hint(
         assert kernel.saved() == held
         programs.instead = lambda argv, stdin: None
         vipd.become(ONE)
+
+
+def test_an_nft_that_hangs_is_not_waited_for() -> None:
+    async def hang(argv: Sequence[str], stdin: str) -> ProgramResult:
+        await asyncio.sleep(1000)
+        raise AssertionError
+
+    with pytest.raises(ApplyError, match=r"nft hangs: nft did not end within \d+ s"):
+        simulate(find_nft(hang))
+
+
+def test_a_variant_that_is_not_installed_is_passed_over_by_a_removal(
+    vipd: Synced, kernel: FakeKernel
+) -> None:
+    vipd.become(ONE)
+    kernel.absent |= {"iptables-legacy", "ip6tables-legacy", "nft"}
+    leftovers = asyncio.run(find_leftovers(["VIPD"], kernel.run))
+    asyncio.run(remove(leftovers, kernel.run))
+    assert "VIPD" not in kernel.saved()
+    assert asyncio.run(remove_empty_tables(["ipv4 nat"], kernel.run)) == []
+    assert "*nat" in kernel.saved(), "without nft the tables stay"
 
 
 def test_without_nft_only_what_needs_it_fails(kernel: FakeKernel, tmp_path: Path) -> None:

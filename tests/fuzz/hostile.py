@@ -1,4 +1,4 @@
-"""Hostile input by a seeded random source: declarations, requests, values of etcd, answers of backends."""
+"""Hostile input by a seeded random source: declarations, requests, values of etcd."""
 
 from __future__ import annotations
 
@@ -31,29 +31,6 @@ HEADERS = (
     ("Upgrade", ("websocket", "h2c")),
 )
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS", "TRACE")
-STARTS = (
-    b"HTTP/1.1 200 OK\r\n",
-    b"HTTP/1.1 100 Continue\r\n\r\n",
-    b"HTTP/1.0 503 x\r\n",
-    b"SSH-2.0-x\r\n",
-    b"\x16\x03\x01\x00\x05",
-)
-FIELDS = (
-    b"Content-Length: 5\r\n",
-    b"Content-Length: 99999999999999999999\r\n",
-    b"Transfer-Encoding: chunked\r\n",
-    b"X-Vipd-Weight: 50%\r\n",
-    b"X-Vipd-Weight: \x1b[31m\r\n",
-    b"X: " + b"y" * 20_000 + b"\r\n",
-)
-REST = (
-    b"\r\n",
-    b"\r\nhello",
-    b"\r\n5\r\nhello\r\n0\r\n\r\n",
-    b"\r\nffffffffffffffff\r\n",
-    b"\x00" * 500,
-    b"",
-)
 
 
 @dataclass(frozen=True)
@@ -137,20 +114,6 @@ class Hostile:
             self.random.choice(DEEP) if self.random.random() < 0.02 else text.encode(errors="surrogatepass")
         )
         return self._damaged(key, 0.1), self._damaged(value_bytes)
-
-    def answer(self) -> bytes:
-        """What a backend answers to a check, whatever that is."""
-        parts = [self.random.choice(STARTS)]
-        parts += [self.random.choice(FIELDS) for _ in range(self.random.randrange(4))]
-        if self.random.random() < 0.05:
-            parts = [b"HTTP/1.1 100 Continue\r\n\r\n"] * 500
-        return self._damaged(b"".join([*parts, self.random.choice(REST)]))
-
-    def datagram(self, asked: bytes) -> bytes:
-        """What a backend answers to a datagram."""
-        made = bytearray(asked[:2] + b"\x81\x80" + asked[4:] if len(asked) > 4 else asked)
-        made += self.random.randbytes(self.random.randrange(64))
-        return self._damaged(bytes(made))
 
     def _body(self, route: str) -> bytes:
         if self.random.random() < 0.1:

@@ -35,19 +35,28 @@ def networks(number: int) -> str:
     return f"[{{address: 203.0.113.1, allow_from: {found}}}]"
 
 
+def outside(number: int) -> str:
+    return listed(f"203.0.{n // 250}.{n % 250 + 1}" for n in range(number))
+
+
 def fallback(number: int) -> str:
     return f"{{backends: {listed(f'172.31.{i >> 8}.{i & 255}' for i in range(number))}}}"
 
 
-def of_kubernetes(servers: int) -> str:
+def of_kubernetes(servers: int, externals: int = 0) -> str:
     endpoints = "".join(f"- addresses: [172.16.{i >> 8}.{i & 255}]\n" for i in range(servers))
     return (
         "apiVersion: v1\nkind: Service\nmetadata: {name: a}\n"
-        "spec: {clusterIP: 10.96.0.1, ports: [{name: a, port: 80}, {name: b, port: 81}]}\n---\n"
+        f"spec: {{clusterIP: 10.96.0.1, externalIPs: {outside(externals)}, "
+        "ports: [{name: a, port: 80}, {name: b, port: 81}]}\n---\n"
         "apiVersion: discovery.k8s.io/v1\nkind: EndpointSlice\n"
         "metadata: {name: a-1, labels: {kubernetes.io/service-name: a}}\naddressType: IPv4\n"
         f"ports: [{{name: a, port: 80}}, {{name: b, port: 81}}]\nendpoints:\n{endpoints}"
     )
+
+
+def of_addresses(number: int) -> str:
+    return HEAD + service(backends=number // 10, external_addresses=outside(9 + number % 10))
 
 
 CASES: dict[str, tuple[str, int, Callable[[int], str], str]] = {
@@ -76,6 +85,18 @@ CASES: dict[str, tuple[str, int, Callable[[int], str], str]] = {
         1_000,
         lambda n: HEAD + service(ports=20, external_addresses=networks(n // 20 + n % 20 - 2)),
         "20 ports and 51 addresses and networks make 1020 frontends",
+    ),
+    "endpoints at each of many addresses": (
+        "ADDRESS_ENDPOINTS",
+        500,
+        of_addresses,
+        "50 endpoints at each of 11 addresses make 550: 500 are the most",
+    ),
+    "endpoints at each of many addresses in Kubernetes": (
+        "ADDRESS_ENDPOINTS",
+        500,
+        lambda n: of_kubernetes(n // 20, 9 + n % 20),
+        "50 endpoints at each of 11 addresses make 550: 500 are the most",
     ),
     "services": (
         "SERVICES",
@@ -133,7 +154,6 @@ def test_a_product_is_refused_before_it_is_multiplied_out(accepted: bool) -> Non
 
 
 def test_twins_among_many_ports_are_not_compared_before_the_product_is_known() -> None:
-    text = HEAD + service(3000, backends=2, fallback="reject")
     twins = listed(["172.16.0.1"] * 3000)
     text = HEAD + service(3000, 0).replace("backends: []", f"backends: {twins}")
     assert "9000000 endpoints" in declare(text).problems[0].what
@@ -185,6 +205,12 @@ def test_a_value_is_not_read_on_for_ever(text: str, monkeypatch: pytest.MonkeyPa
     found = declare(text.format("x" * 300_000))
     assert len(found.problems) == 1, "a syntax error, where a key or an anchor cannot be as long"
     assert not found.services
+
+
+def test_a_service_of_many_addresses_counts_what_it_makes() -> None:
+    for externals, size in ((199, 200 * 200 // 2), (0, 201)):
+        (made,) = declare(HEAD + service(backends=200, external_addresses=outside(externals))).services
+        assert limits.declared_size(made) == size
 
 
 def test_problems_of_a_file_are_counted() -> None:

@@ -135,7 +135,7 @@ TARGETS = (
         "iptables",
         _in("vipd/dataplane/iptables", "compile", "service_chains", "base_chains", "dispatch"),
         (
-            *_in("tests/dataplane/iptables", "test_dispatch", "test_rules", "test_words"),
+            *_in("tests/dataplane/iptables", "test_dispatch", "test_rules"),
             *_DATAPLANES,
             "tests/observe/explain/test_explain.py",
             "tests/observe/explain/test_dataplanes_agree.py",
@@ -226,6 +226,7 @@ TARGETS = (
         ),
         (
             "tests/model/test_flow_limits.py",
+            "tests/dataplane/test_one_of_each.py",
             "tests/dataplane/iptables/test_rules.py",
             "tests/dataplane/nftables/test_shape.py",
             "tests/declaration/test_limits.py",

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import time
 from collections.abc import Sequence
-from ipaddress import ip_address
 from pathlib import Path
 
 import pytest
 
-from tests.dataplane.nftables.serving import CLIENTS
+from tests.dataplane.nftables.serving import many_clients
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
 from tests.lab.topology import CLIENT_SOURCES, CLIENT_SOURCES_IPV6, Lab
@@ -33,10 +31,7 @@ LONGEST = 120.0
 
 def each_backend(lab: Lab, vip: Frontend) -> dict[str, str]:
     """The backend of one flow of each client, all of one process."""
-    beyond = str(ip_address(CLIENT_SOURCES[0]) - 1)
-    asked = ("many", "--to", vip.address, "--port", str(vip.port), "--from", beyond)
-    output = lab.client.run(sys.executable, "-I", CLIENTS, *asked, "--count", str(len(CLIENT_SOURCES))).stdout
-    found: dict[str, str] = json.loads(output)
+    found = many_clients(lab, vip.address, len(CLIENT_SOURCES), CLIENT_SOURCES[0], vip.port)
     assert set(found) == set(CLIENT_SOURCES)
     assert set(found.values()) <= {backend.name for backend in lab.backends}, found
     return found

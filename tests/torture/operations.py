@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import yaml
@@ -104,7 +105,7 @@ class Torture:
             address, weight = self.random.choice(list(have)), self.random.choice((0, 1, 2, 3))
             path += f"/backends/{place(address)}"
             weights = tuple((a, weight if a == address else w) for a, w in now.weights)
-            return "PATCH", path, {"weight": weight}, self._with_weights(now, weights)
+            return "PATCH", path, {"weight": weight}, replace(now, weights=weights)
         if kind == "add" and missing:
             added = self.random.choice(missing)
             body: Any = {"backends": [{"address": added, "port": SERVED_PORT}]}
@@ -116,11 +117,6 @@ class Torture:
             return "DELETE", path, None, None
         after = self._made(name)
         return "PATCH", path, {"service": {k: v for k, v in after.spec().items() if k != "name"}}, after
-
-    def _with_weights(self, now: DeclaredService, weights: tuple[tuple[str, int], ...]) -> DeclaredService:
-        return DeclaredService(
-            now.name, now.address, weights, now.resets, now.affinity, now.round_robin, now.drops
-        )
 
     def _made(self, name: str) -> DeclaredService:
         number = (STORED + FILES).index(name.rstrip("ab")) * 3 + (name[-1] == "b")

@@ -23,7 +23,7 @@ from tests.lab.traffic import Result
 from tests.torture.model import SERVED_PORT, DeclaredService
 from tests.torture.operations import Torture
 
-SECONDS = float(os.environ.get("VIPD_TORTURE", "15"))
+SECONDS = float(os.environ.get("VIPD_TORTURE", "6"))
 # Without a budget it is one of many tests, which must not fail for another reason each time.
 FRESH = random.SystemRandom().randrange(1, 2**32) if "VIPD_TORTURE" in os.environ else 1
 SEED = int(os.environ.get("VIPD_TORTURE_SEED", FRESH))

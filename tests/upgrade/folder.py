@@ -33,10 +33,10 @@ def folders() -> list[Path]:
     )
 
 
-def state_files(folder: Path) -> set[str]:
-    """The files of the state directory, by their paths there."""
-    state = folder / STATE
-    return {str(path.relative_to(state)) for path in state.rglob("*") if path.is_file()}
+def kinds_of_files(state: Path) -> set[str]:
+    """The files of a state directory, by their paths there; copies of declarations are of one kind."""
+    found = {str(path.relative_to(state)) for path in state.rglob("*") if path.is_file()}
+    return {re.sub("(?<=^accepted/).*", "", name) for name in found}
 
 
 def save(folder: Path, daemon: Daemon, knowledge: dict[str, Any]) -> None:

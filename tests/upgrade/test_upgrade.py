@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+import vipd
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
-from tests.upgrade.folder import folders, place
+from tests.upgrade.folder import STATE, folders, kinds_of_files, place
 from tests.upgrade.scene import (
     DEAD_PORT,
     FILES,
@@ -26,6 +27,7 @@ from tests.upgrade.scene import (
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations.md"
 OF_THE_TRIAL = re.compile(
     r"web\.internal"  # no name server
     r"|127\.0\.0\.1:2379|etcd"  # no etcd
@@ -59,6 +61,14 @@ def flows_to(lab: Lab, address: str) -> str:
     return lab.host.run("conntrack", "-L", "-d", address).stdout
 
 
+def test_the_newest_folder_is_of_this_version_and_has_every_file_that_is_documented() -> None:
+    table = OPERATIONS.read_text().partition("## The state directory\n")[2].partition("\nAn unusable file")[0]
+    rows = [row.split(" | ")[0] for row in table.splitlines() if row.startswith("| `")]
+    newest = folders()[-1]
+    assert newest.name == vipd.__version__, "run: python -m tests.upgrade.recording"
+    assert kinds_of_files(newest / STATE) == {name for row in rows for name in re.findall("`(.*?)`", row)}
+
+
 def test_nothing_is_lost(lab: Lab, folder: Path) -> None:
     daemon = daemon_on(lab)
     before = place(folder, daemon)
@@ -84,6 +94,8 @@ def test_nothing_is_lost(lab: Lab, folder: Path) -> None:
         assert not faults(daemon)
         assert not list(daemon.state_dir.rglob("*.unreadable*"))
         daemon.stop()
+        new = kinds_of_files(daemon.state_dir) - kinds_of_files(folders()[-1] / STATE)
+        assert not new, "record and document it, and have its loss noticed here"
         daemon.cleanup()
         assert lab.host.run("sysctl", "-n", "net.ipv4.ip_forward").stdout == "0\n"
 

@@ -36,7 +36,7 @@ FILES = [
     *sorted((ROOT / "tests/declaration/valid").iterdir()),
     *sorted((ROOT / "tests/golden").glob("*/manifest.json")),
     *sorted((ROOT / "examples").glob("[!p]*.yaml")),
-    ONE_OF_EACH / "services.yaml",
+    *sorted(ONE_OF_EACH.glob("services*.yaml")),
 ]
 
 

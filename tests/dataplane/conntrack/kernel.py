@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import socket
 import struct
-import threading
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import TypeVar
+from collections.abc import Iterable
 
+from tests.dataplane.namespace import inside
 from vipd.dataplane.conntrack import entries
 from vipd.dataplane.conntrack.cleaner import Connect
 from vipd.dataplane.conntrack.entries import Entry, SocketAddress
@@ -30,33 +27,13 @@ from vipd.host.netlink import (
 )
 from vipd.model.service import Family, Protocol, family_of
 
-T = TypeVar("T")
-
-CLONE_NEWNET = 0x40000000
 CONFIRMED, ASSURED = 1 << 3, 1 << 2
 ESTABLISHED = 3
 
 
 def connect_in(namespace: str) -> Connect:
     """Opens netlink sockets of a named network namespace, from any thread and without changing it."""
-    return lambda: opened_in(namespace, open_socket)
-
-
-def opened_in(namespace: str, opening: Callable[[], T]) -> T:
-    """What is opened in a named network namespace, by a thread of its own."""
-    made: list[T] = []
-
-    def inside() -> None:
-        libc = ctypes.CDLL(None, use_errno=True)
-        with (Path("/run/netns") / namespace).open() as file:
-            if libc.setns(file.fileno(), CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-        made.append(opening())
-
-    thread = threading.Thread(target=inside)
-    thread.start()
-    thread.join()
-    return made[0]
+    return lambda: inside(namespace, open_socket)
 
 
 def made(

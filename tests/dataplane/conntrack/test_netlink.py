@@ -1,14 +1,16 @@
-"""The netlink client against answers that go wrong."""
+"""The netlink client against answers that go wrong; and entries that are unusual."""
 
 from __future__ import annotations
 
 import pytest
 
 from tests.dataplane.conntrack.fake_table import FakeTable, Fault
-from tests.dataplane.conntrack.kernel import made
-from vipd.dataplane.conntrack.entries import Entry
-from vipd.dataplane.conntrack.messages import Query
+from tests.dataplane.conntrack.kernel import made, new_request
+from vipd.dataplane.conntrack import entries
+from vipd.dataplane.conntrack.entries import Entry, parse
+from vipd.dataplane.conntrack.messages import Query, delete_request
 from vipd.dataplane.conntrack.netlink import ATTEMPTS, BATCH, Conntrack, ConntrackError
+from vipd.host.netlink import attribute, nested
 from vipd.model.service import Family, Protocol
 
 QUERY = Query(Family.IPV4)
@@ -20,25 +22,17 @@ def read(table: FakeTable, query: Query = QUERY) -> list[Entry]:
         return [entry for chunk in opened.dump(query) for entry in chunk]
 
 
-def ports(entries: list[Entry]) -> set[int]:
-    return {entry.source[1] for entry in entries}
-
-
-def test_all_chunks_are_read() -> None:
-    assert sorted(ports(read(FakeTable(FLOWS)))) == list(range(1000, 1008))
+def ports(found: list[Entry]) -> set[int]:
+    return {entry.source[1] for entry in found}
 
 
 @pytest.mark.parametrize("fault", [Fault.INTERRUPTED, Fault.NO_ROOM])
-def test_a_disturbed_reading_begins_again(fault: Fault) -> None:
+def test_a_disturbed_reading_begins_again_and_is_an_error_when_it_always_is(fault: Fault) -> None:
     table = FakeTable(FLOWS)
     table.faults = [fault, fault]
     assert ports(read(table)) == set(range(1000, 1008))
     assert table.dumps == 3
-
-
-def test_a_reading_that_is_always_disturbed_is_an_error() -> None:
-    table = FakeTable(FLOWS)
-    table.faults = [Fault.INTERRUPTED] * ATTEMPTS
+    table.faults = [fault] * ATTEMPTS
     with pytest.raises(ConntrackError, match=f"disturbed {ATTEMPTS} times"):
         read(table)
 
@@ -86,26 +80,46 @@ def test_deletions_are_counted_and_those_that_are_gone_are_no_error() -> None:
     assert not table.entries
 
 
-def test_deletions_whose_answers_were_lost_are_asked_again() -> None:
+def test_deletions_whose_answers_were_lost_are_asked_again_and_are_an_error_when_they_always_are() -> None:
     table = FakeTable(FLOWS)
     found = read(table)
-    table.faults = [Fault.NO_ROOM, Fault.NO_ROOM]
     with Conntrack(table.connect()) as opened:
+        table.faults = [Fault.NO_ROOM] * ATTEMPTS
+        with pytest.raises(ConntrackError, match="answers were lost"):
+            opened.delete(found)
+        table.entries = dict(enumerate(FLOWS, 1))
+        table.faults = [Fault.NO_ROOM, Fault.NO_ROOM]
         opened.delete(found)
     assert not table.entries
 
 
-def test_deletions_whose_answers_are_always_lost_are_an_error() -> None:
-    table = FakeTable(FLOWS)
-    found = read(table)
-    table.faults = [Fault.NO_ROOM] * ATTEMPTS
-    with Conntrack(table.connect()) as opened, pytest.raises(ConntrackError, match="answers were lost"):
-        opened.delete(found)
+def test_other_protocols_and_families_are_no_entries() -> None:
+    usual = new_request(made(("10.0.0.1", 1), ("10.0.0.2", 2)), 1)
+    at = usual.index(attribute(entries.CTA_PROTO_NUM, b"\x11"))
+    assert parse(usual[: at + 4] + b"\x01" + usual[at + 5 :]) is None
+    assert parse(usual[:16] + b"\x07" + usual[17:]) is None
+    assert parse(usual) is not None
 
 
-def test_a_refused_deletion_is_an_error() -> None:
-    table = FakeTable(FLOWS)
-    found = read(table)
-    table.faults = [Fault.REFUSED]
-    with Conntrack(table.connect()) as opened, pytest.raises(ConntrackError, match="CAP_NET_ADMIN"):
-        opened.delete(found)
+@pytest.mark.parametrize("identity", [b"", attribute(entries.CTA_ID, b"1234"), nested(1, b"")])
+def test_a_deletion_without_a_name_is_never_sent(identity: bytes) -> None:
+    """The kernel would take it for: delete everything."""
+    entry = made(("10.0.0.1", 1), ("10.0.0.2", 2))._replace(identity=identity)
+    with pytest.raises(ValueError, match="must name"):
+        delete_request(entry, 1)
+
+
+def test_an_offloaded_tcp_flow_is_established_though_the_kernel_reports_no_state() -> None:
+    """As Linux lists one in a flowtable: with IPS_OFFLOAD, and neither timeout nor protocol information."""
+    entry = made(("10.0.0.1", 1), ("10.0.0.2", 2), protocol=Protocol.TCP, tcp_state=1)
+    message = new_request(entry._replace(status=entry.status | entries.OFFLOADED), 1)
+    protoinfo = nested(
+        entries.CTA_PROTOINFO,
+        nested(entries.CTA_PROTOINFO_TCP, attribute(entries.CTA_PROTOINFO_TCP_STATE, b"\x01")),
+    )
+    read = parse(message.replace(protoinfo, b""))
+    assert read is not None
+    assert entries.flow_state(read) == "ESTABLISHED"
+    unmarked = parse(new_request(entry, 1).replace(protoinfo, b""))
+    assert unmarked is not None
+    assert entries.flow_state(unmarked) == "NONE"

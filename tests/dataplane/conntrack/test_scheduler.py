@@ -343,14 +343,6 @@ def test_a_checkpoint_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.Mon
     assert [place.address for place in Checkpoint(tmp_path).read()] == [DNS[0]]
 
 
-def test_a_run_deletes_no_more_than_it_may_and_says_so() -> None:
-    table = FakeTable(flow(DNS, B1, 1000 + n) for n in range(20))
-    wanted = flow_targets([forwarding(*DNS, B2)], [])
-    for number, complete in ((16, False), (4, True)):
-        result = asyncio.run(clean(wanted, table.connect, max_deletions=16))
-        assert ({str(k): v for k, v in result.deleted.items()}, result.complete) == ({GONE: number}, complete)
-
-
 def test_after_a_run_that_left_some_another_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
     async def bounded(wanted: FlowTargets, connect: Connect) -> CleanupResult:
         return await clean(wanted, connect, max_deletions=2)
@@ -447,30 +439,23 @@ def test_clients_of_removed_tcp_services_that_want_it_are_reset_for_a_while() ->
 
 
 @pytest.mark.parametrize(
-    ("passed", "left"), [(100, [WEB]), (RESET_SECONDS + 1, []), (-5000, [])], ids=["soon", "late", "reboot"]
+    ("removed_before", "passed", "left"),
+    [(True, 100, [WEB]), (True, RESET_SECONDS + 1, []), (True, -5000, []), (False, 100, [WEB])],
+    ids=["soon", "late", "reboot", "removed while vipd was away"],
 )
 def test_the_next_process_goes_on_with_what_is_left_of_it(
-    tmp_path: Path, passed: float, left: list[SocketAddress]
+    tmp_path: Path, removed_before: bool, passed: float, left: list[SocketAddress]
 ) -> None:
-    other = forwarding(*OTHER, B1)
+    service, other = tcp(B1), forwarding(*OTHER, B1)
     first = Bench(checkpoint=tmp_path)
     first.now += 10_000
-    removed(first, tcp(B1))
-    first.become(other)
+    first.become(service, other)
     first.clean()
+    if removed_before:
+        first.become(service.key)
+        first.clean()
     second = Bench(checkpoint=tmp_path)
     second.now = first.now + passed
     second.become(other)
     second.clean()
     assert second.resets == left
-
-
-def test_a_service_removed_while_vipd_was_away_has_its_clients_reset(tmp_path: Path) -> None:
-    other = forwarding(*OTHER, B1)
-    first = Bench(checkpoint=tmp_path)
-    first.become(tcp(B1), other)
-    first.clean()
-    second = Bench(checkpoint=tmp_path)
-    second.become(other)
-    second.clean()
-    assert second.resets == [WEB]

@@ -188,11 +188,3 @@ def test_laws(flow: Flow) -> None:
             assert (reason == GONE) is (flow.answered_by is not None)
         elif flow.protocol is UDP and flow.answered_by:
             assert keeps, "a flow to a dead backend was left alone"
-
-
-@given(flow=flows, port=st.integers(1, 65535))
-def test_other_ports_of_our_addresses_are_never_touched(flow: Flow, port: int) -> None:
-    """A node's own address may be an external address: tunnels end there."""
-    used = {each.port for each in (*FORWARDINGS, GIVEN_UP)} | {30053, 30080, 30099}
-    moved = flow._replace(to=(flow.to[0], port))
-    assert port in used or not (usual(moved) or ending(moved))

@@ -19,23 +19,8 @@ BUILT_IN = {
     "mangle": ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"),
     "raw": ("PREROUTING", "OUTPUT"),
 }
-TARGETS = frozenset(
-    (
-        "ACCEPT",
-        "DROP",
-        "RETURN",
-        "REJECT",
-        "MARK",
-        "CONNMARK",
-        "DNAT",
-        "SNAT",
-        "MASQUERADE",
-        "REDIRECT",
-        "LOG",
-        "NFLOG",
-        "NFQUEUE",
-    )
-)
+USUAL_TARGETS = "ACCEPT DROP RETURN REJECT MARK CONNMARK DNAT SNAT MASQUERADE REDIRECT LOG NFLOG NFQUEUE"
+TARGETS = frozenset(re.findall(r"\w+", USUAL_TARGETS))
 LONGEST_NAME = 28
 STEMS = {"iptables": Family.IPV4, "ip6tables": Family.IPV6}
 

@@ -28,7 +28,7 @@ def at(address: str, ports: tuple[ServicePort, ...] = PORTS) -> Service:
     return Service(f"test/{address}", (address,), ports, backends("10.244.0.1"))
 
 
-@settings(max_examples=examples(60), deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(st.lists(st.tuples(ADDRESSES, st.booleans()), max_size=40))
 @example([(f"10.96.0.{n}", True) for n in range(1, 40)] + [("10.111.0.1", True), ("10.111.0.1", False)])
 def test_it_depends_on_its_addresses_alone(history: list[tuple[str, bool]]) -> None:
@@ -42,7 +42,11 @@ def test_it_depends_on_its_addresses_alone(history: list[tuple[str, bool]]) -> N
                 held.pop(address, None)
             vipd.become(*held.values())
         synced("iptables", cold.run, Path(directory), dispatch="grouped").become(*held.values())
-    assert grown.saved() == cold.saved()
+    empty = r"(?m)^(\*.*|:\S+ ACCEPT .*|COMMIT)\n"
+    if held:
+        assert grown.saved() == cold.saved()
+    else:  # the kernel keeps the tables that were written to
+        assert re.sub(empty, "", grown.saved()) == cold.saved() == ""
 
 
 def test_a_tree_has_its_rules_in_the_order_of_addresses(tmp_path: Path) -> None:
@@ -60,7 +64,7 @@ def test_a_tree_has_its_rules_in_the_order_of_addresses(tmp_path: Path) -> None:
 
 
 def test_many_addresses_are_grouped_and_few_are_not_again(tmp_path: Path) -> None:
-    kernel, many = FakeKernel(), [at(f"10.96.{n // 200}.{n % 200 + 1}", PORTS[:1]) for n in range(1000)]
+    kernel, many = FakeKernel(), [at(f"10.96.{n // 200}.{n % 200 + 1}", PORTS[:1]) for n in range(500)]
     vipd = synced("iptables", kernel.run, tmp_path)
 
     def at_the_top() -> int:

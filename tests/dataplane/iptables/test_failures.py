@@ -37,16 +37,6 @@ def undisturbed(tmp_path: Path) -> Callable[..., tuple[str, str]]:
     return written
 
 
-@pytest.fixture
-def kernel() -> FakeKernel:
-    return FakeKernel()
-
-
-@pytest.fixture
-def vipd(kernel: FakeKernel, tmp_path: Path) -> Synced:
-    return synced("iptables", kernel.run, tmp_path)
-
-
 def loaded(directory: Path, *services: Service) -> tuple[FakeKernel, Synced]:
     """A kernel with what a vipd has written, and that vipd."""
     kernel = FakeKernel()
@@ -149,9 +139,10 @@ def test_a_rival_amid_a_step_costs_one_retry_at_most(
     assert vipd.pending() == ""
 
 
-def test_one_family_that_fails_does_not_hold_back_the_other(tmp_path: Path, undisturbed: Undisturbed) -> None:
+def test_one_family_that_fails_does_not_hold_back_the_other(
+    kernel: FakeKernel, tmp_path: Path, undisturbed: Undisturbed
+) -> None:
     wanted = undisturbed(BOTH_FAMILIES)
-    kernel = FakeKernel()
     kernel.absent.add("ip6tables")
     vipd = synced("iptables", kernel.run, tmp_path)
     with pytest.raises(NotWrittenError, match="ip6tables cannot be run"):
@@ -177,28 +168,21 @@ def test_missing_ip6tables_is_no_fault_without_ipv6_services(kernel: FakeKernel,
 CANARY = "*{}\n:KUBE-PROXY-CANARY - [0:0]\nCOMMIT\n"
 
 
-@pytest.mark.parametrize("table", ["mangle", "nat", "filter"])
-def test_kube_prefix_is_refused_beside_a_kube_proxy(table: str, kernel: FakeKernel, tmp_path: Path) -> None:
-    kernel.restore(CANARY.format(table))
-    before = kernel.saved()
-    with pytest.raises(NotWrittenError, match=r"chain_prefix KUBE is refused .* force_chain_prefix"):
-        synced("iptables", kernel.run, tmp_path, chain_prefix="KUBE").become(*FIRST)
-    assert kernel.saved() == before
-
-
-def test_kube_prefix_beside_a_kube_proxy_can_be_forced(kernel: FakeKernel, tmp_path: Path) -> None:
-    kernel.restore(CANARY.format("nat"))
-    vipd = synced("iptables", kernel.run, tmp_path, chain_prefix="KUBE", force_chain_prefix=True)
-    vipd.become(*FIRST)
-    vipd.become()
-    assert kernel.chains("nat")["KUBE-PROXY-CANARY"] == []
-    assert [name for name in kernel.chains("nat") if name.startswith("KUBE-")] == ["KUBE-PROXY-CANARY"]
-
-
-def test_own_prefix_beside_a_kube_proxy_is_fine(vipd: Synced, kernel: FakeKernel) -> None:
-    kernel.restore(CANARY.format("nat"))
-    vipd.become(*FIRST)
-    assert "VIPD-SERVICES" in kernel.chains("nat")
+def test_kube_prefix_beside_a_kube_proxy_must_be_forced_and_leaves_its_canaries(tmp_path: Path) -> None:
+    for table in ("mangle", "nat", "filter"):
+        kernel = FakeKernel()
+        kernel.restore(CANARY.format(table))
+        before = kernel.saved()
+        with pytest.raises(NotWrittenError, match=r"chain_prefix KUBE is refused .* force_chain_prefix"):
+            synced("iptables", kernel.run, tmp_path, chain_prefix="KUBE").become(*FIRST)
+        assert kernel.saved() == before
+        for settings in ({"chain_prefix": "KUBE", "force_chain_prefix": True}, {"chain_prefix": "VIPD"}):
+            vipd = synced("iptables", kernel.run, tmp_path, **settings)
+            vipd.become(*FIRST)
+            assert f"{settings['chain_prefix']}-SERVICES" in kernel.chains("nat")
+            vipd.become()
+            left = [name for name in kernel.chains(table) if name.startswith("KUBE-")]
+            assert left == ["KUBE-PROXY-CANARY"]
 
 
 @pytest.mark.parametrize(

@@ -43,14 +43,8 @@ KNOWN: dict[str, str] = {}
 
 
 @pytest.fixture
-def kernel() -> FakeKernel:
-    return FakeKernel()
-
-
-@pytest.fixture
-def fifty(kernel: FakeKernel, tmp_path: Path) -> Synced:
+def fifty(kernel: FakeKernel, vipd: Synced) -> Synced:
     """Fifty services of two backends are in the kernel, and what was logged about it is forgotten."""
-    vipd = synced("iptables", kernel.run, tmp_path)
     vipd.become(*services())
     touched(kernel)
     kernel.blocks.clear()
@@ -91,13 +85,13 @@ def test_services_of_one_family_leave_the_other_alone(kernel: FakeKernel, fifty:
     assert {b.family for b in kernel.blocks} == {Family.IPV6}
 
 
-def test_first_load_of_fifty_is_one_restore(kernel: FakeKernel, tmp_path: Path) -> None:
-    synced("iptables", kernel.run, tmp_path).become(*services())
+def test_first_load_of_fifty_is_one_restore(kernel: FakeKernel, vipd: Synced) -> None:
+    vipd.become(*services())
     assert kernel.count("-restore") == 2  # with the probe of what the kernel can do
 
 
-LARGE = [numbered(i, "10.244.0.1", "10.244.0.2", "10.244.0.3") for i in range(600)]
-"""2400 leaf chains."""
+LARGE = [numbered(i, "10.244.0.1", "10.244.0.2", "10.244.0.3") for i in range(500)]
+"""2000 leaf chains."""
 LARGEST_RESTORE = 5000
 """Lines; of longer ones iptables-nft-restore takes far longer than of several."""
 
@@ -106,7 +100,7 @@ def with_leaves(kernel: FakeKernel) -> list[Block]:
     return [b for b in kernel.blocks if any("-SVC-" in chain for chain in b.chains)]
 
 
-def test_a_large_load_is_split_with_the_dispatch_last(kernel: FakeKernel, tmp_path: Path) -> None:
+def test_a_large_load_is_split_with_the_dispatch_last(kernel: FakeKernel, vipd: Synced) -> None:
     """And no block jumps to a chain that does not exist or is still empty."""
 
     def look(block: Block) -> None:
@@ -115,7 +109,6 @@ def test_a_large_load_is_split_with_the_dispatch_last(kernel: FakeKernel, tmp_pa
         assert all(chains[target] for target in jumps if "-SVC-" in target or "-SEP-" in target)
 
     kernel.after_block = look
-    vipd = synced("iptables", kernel.run, tmp_path)
     vipd.become(*LARGE)
     batches = with_leaves(kernel)
     assert len(batches) > 1
@@ -132,11 +125,11 @@ def test_a_large_load_is_split_with_the_dispatch_last(kernel: FakeKernel, tmp_pa
     assert not any(name.startswith("VIPD-") for table in ("nat", "filter") for name in kernel.chains(table))
 
 
-def test_a_service_of_many_ports_and_backends_is_split(kernel: FakeKernel, tmp_path: Path) -> None:
+def test_a_service_of_many_ports_and_backends_is_split(kernel: FakeKernel, vipd: Synced) -> None:
     """In one restore, 100 ports of 250 backends had iptables-nft-restore work for more than 100 s."""
     ports = tuple(ServicePort(1000 + n, Protocol.TCP, name=f"p{n}") for n in range(30))
     many = backends(*(f"10.244.0.{n}" for n in range(1, 101)))
-    synced("iptables", kernel.run, tmp_path).become(Service("test/wide", ("10.96.0.1",), ports, many))
+    vipd.become(Service("test/wide", ("10.96.0.1",), ports, many))
     assert len(with_leaves(kernel)) > 1
     assert max(len(block.lines) for block in kernel.blocks) <= LARGEST_RESTORE
 

@@ -1,4 +1,4 @@
-"""Rules as text: the ladder of probabilities, limits of flows, and names of chains."""
+"""Rules as text: the ladder of probabilities, and names of chains. Limits of flows are in `one_of_each`."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from tests.dataplane.declared import HTTP, backends, numbered
 from tests.dataplane.iptables.fake_kernel import FakeKernel
 from tests.dataplane.watched_programs import WatchedPrograms, refusing
-from tests.lab.inside import compiled, synced
+from tests.lab.inside import Synced, compiled, synced
 from vipd.model.flow_limits import FlowLimits
 from vipd.model.service import (
     MAX_WEIGHT,
     Affinity,
     Backend,
     ExternalAddress,
-    Family,
     Protocol,
     Service,
     ServicePort,
@@ -33,18 +32,12 @@ STORING = 0.5 / 2**31
 """Of one probability, as xt_statistic keeps it."""
 
 
-def chain(text: str, kind: str) -> list[str]:
-    """The rules of the only chain of a kind, such as SVC."""
-    return [rule.partition(" ")[2] for rule in re.findall(rf"-A (VIPD-{kind}-.*)", text)]
-
-
 def ladder(weights: list[int]) -> tuple[list[str], list[str]]:
     """The SVC chain of a service with backends of these weights, and the address of each rule's target."""
     nodes = tuple(Backend(f"10.0.{i // 256}.{i % 256}", 80, weight) for i, weight in enumerate(weights))
     text = compiled([Service("s", ("10.96.0.1",), (HTTP,), nodes)])
     targets = dict(re.findall(r"-A (VIPD-SEP-\S+) .*--to-destination (\S+):80", text))
-    rules = chain(text, "SVC")
-    ladder = [rule for rule in rules if "VIPD-SEP-" in rule]
+    ladder = re.findall(r"-A VIPD-SVC-\S+ (.*-j VIPD-SEP-\S+)", text)
     return ladder, [targets[rule.rpartition(" -j ")[2]] for rule in ladder]
 
 
@@ -92,57 +85,6 @@ LIMITS = FlowLimits(
     connections=9,
     client_ipv6_prefix=56,
 )
-
-
-def limited(limits: FlowLimits, family: Family = Family.IPV4) -> list[str]:
-    """The rules of its LIM chain, with `LIM` for its name."""
-    vip = "10.96.0.1" if family is Family.IPV4 else "fd00:96::1"
-    node = "10.244.0.1" if family is Family.IPV4 else "fd00:244::1"
-    service = Service("web", (vip,), (HTTP,), backends(node), limits=limits)
-    rules = chain(compiled([service], family=family), "LIM")
-    return [re.sub(r"VIPD-LIM-[A-Z2-7]{16}", "LIM", rule) for rule in rules if "over" in rule]
-
-
-def test_each_limit_is_one_rule_in_their_order() -> None:
-    assert limited(LIMITS) == [
-        (
-            '-m comment --comment "web:http over new_per_client" -m hashlimit --hashlimit-above 3/sec '
-            "--hashlimit-burst 100 --hashlimit-mode srcip --hashlimit-name LIM-client-3-100 "
-            "--hashlimit-htable-max 65536 --hashlimit-htable-expire 67000 -j ACCEPT"
-        ),
-        (
-            '-m comment --comment "web:http over connections_per_client" -m connlimit '
-            "--connlimit-above 2 --connlimit-mask 32 --connlimit-saddr -j ACCEPT"
-        ),
-        (
-            '-m comment --comment "web:http over new_per_second" -m hashlimit --hashlimit-above 3003/sec '
-            "--hashlimit-burst 4000 --hashlimit-name LIM-all-3000-4000 "
-            "--hashlimit-htable-max 65536 --hashlimit-htable-expire 10000 -j ACCEPT"
-        ),
-        (
-            '-m comment --comment "web:http over connections" -m connlimit '
-            "--connlimit-above 9 --connlimit-mask 0 --connlimit-saddr -j ACCEPT"
-        ),
-    ]
-
-
-@pytest.mark.parametrize(("length", "mask"), [(56, " --hashlimit-srcmask 56"), (128, "")])
-def test_an_ipv6_client_is_a_prefix_and_the_table_of_rates_has_it_in_its_name(length: int, mask: str) -> None:
-    limits = FlowLimits(
-        new_per_client=3, connections_per_client=2, new_per_second=7, client_ipv6_prefix=length
-    )
-    per_client, connections_per_client, rate = limited(limits, Family.IPV6)
-    assert f"--hashlimit-name LIM-client-3-3-{length} " in per_client
-    assert per_client.endswith(f"--hashlimit-htable-expire 10000{mask} -j ACCEPT")
-    assert f"--connlimit-mask {length} " in connections_per_client
-    assert "--hashlimit-name LIM-all-7-7 " in rate, "all clients together have no prefix"
-    assert "srcmask" not in rate
-
-
-def test_a_rate_is_written_as_the_kernel_prints_it() -> None:
-    for asked, stored in ((1, 1), (1000, 1000), (1001, 1001), (3000, 3003), (70000, 71428)):
-        (rule,) = limited(FlowLimits(new_per_second=asked))
-        assert f"--hashlimit-above {stored}/sec " in rule
 
 
 @pytest.mark.parametrize("able", [True, False])
@@ -221,11 +163,9 @@ SPEAKING_OF_A_JUMP = (
 )
 
 
-def test_a_rule_of_others_that_speaks_of_a_jump_is_left_alone(tmp_path: Path) -> None:
-    kernel = FakeKernel()
+def test_a_rule_of_others_that_speaks_of_a_jump_is_left_alone(kernel: FakeKernel, vipd: Synced) -> None:
     added = [f"-A PREROUTING {rule}" for rule in SPEAKING_OF_A_JUMP]
     kernel.restore("\n".join(("*nat", *added, "COMMIT", "")))
-    vipd = synced("iptables", kernel.run, tmp_path)
     vipd.become(numbered(1, "10.244.0.1"))
     jump, *rest = kernel.chains("nat")["PREROUTING"]
     assert tuple(rest) == SPEAKING_OF_A_JUMP

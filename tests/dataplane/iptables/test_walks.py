@@ -46,13 +46,7 @@ Walk = Sequence[tuple[Service, ...]]
 
 
 @contextmanager
-def machine(kernel: FakeKernel, cidrs: tuple[str, ...] = (), **more: Any) -> Iterator[Synced]:
-    with machine_on(kernel.run, cidrs, **more) as built:
-        yield built
-
-
-@contextmanager
-def machine_on(run: Runner, cidrs: tuple[str, ...] = (), **more: Any) -> Iterator[Synced]:
+def machine(run: Runner, cidrs: tuple[str, ...] = (), **more: Any) -> Iterator[Synced]:
     with tempfile.TemporaryDirectory() as directory:
         yield synced("iptables", run, Path(directory), cluster_cidrs=cidrs, **more)
 
@@ -75,94 +69,60 @@ def rules(kernel: FakeKernel) -> dict[tuple[Family, str], str]:
 def cold_start(state: tuple[Service, ...], cidrs: tuple[str, ...]) -> dict[tuple[Family, str], str]:
     """What a first daemon on this host writes."""
     kernel = foreign_kernel()
-    with machine(kernel, cidrs) as fresh:
+    with machine(kernel.run, cidrs) as fresh:
         fresh.become(*state)
     return rules(kernel)
 
 
+between_states = st.lists(st.sampled_from(["", "restart", "doubt", "passing"]), min_size=6, max_size=6)
+"""What happens after each state of a walk; `passing`: states that are never written."""
+
+
 @pytest.mark.slow
 @settings(deadline=None, max_examples=examples(30))
-@given(walk=states.walks, cidrs=states.cluster_cidrs)
-def test_every_walk_ends_where_a_cold_start_does(walk: Walk, cidrs: tuple[str, ...]) -> None:
-    kernel = foreign_kernel()
-    with machine(kernel, cidrs) as walking:
-        for state in walk:
-            walking.become(*state)
-            assert rules(kernel) == cold_start(state, cidrs)
-            assert walking.pending() == ""
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=examples(20))
-@given(walk=states.walks, cidrs=states.cluster_cidrs, restarts=st.sets(st.integers(0, 5)))
-def test_a_restart_finds_nothing_to_do_and_walks_on(
-    walk: Walk, cidrs: tuple[str, ...], restarts: set[int]
+@given(walk=states.walks, cidrs=states.cluster_cidrs, between=between_states)
+def test_every_walk_ends_where_a_cold_start_does(
+    walk: Walk, cidrs: tuple[str, ...], between: list[str]
 ) -> None:
-    kernel = foreign_kernel()
-    with machine(kernel, cidrs) as walking:
-        for number, state in enumerate(walk):
+    """Packets go where the declaration says, rules of others stay, and in the end nothing is left."""
+    kernel, alone = foreign_kernel(), foreign_kernel()
+    with machine(kernel.run, cidrs) as walking:
+        for state, event in zip(walk, between, strict=False):
             walking.become(*state)
-            if number in restarts:
+            for passing in (*walk, state) if event == "passing" else ():
+                walking.declare(passing)
+            if event == "restart":
                 walking.restart()
-                assert walking.pending() == ""
-            walking.doubt()
-            assert walking.pending() == ""
+            elif event == "doubt":
+                walking.doubt()
+            assert walking.step() == ""
             assert rules(kernel) == cold_start(state, cidrs)
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=examples(20))
-@given(walk=states.walks, cidrs=states.cluster_cidrs)
-def test_states_that_pass_unwritten_leave_no_trace(walk: Walk, cidrs: tuple[str, ...]) -> None:
-    kernel = foreign_kernel()
-    with machine(kernel, cidrs) as walking:
-        walking.become(*walk[0])
-        for state in (*walk, walk[0]):
-            walking.declare(state)
-        assert not walking.step()
-        for state in walk:
+            assert foreign(kernel) == foreign(alone)
+            found = reached(kernel, frontends(state))
+            for frontend, shares in declared_shares(forwardings(state, cluster_cidrs=cidrs)).items():
+                for traced in traced_shares(found[frontend]):
+                    assert traced == pytest.approx(dict(shares), abs=2e-5)
+        for state in (*walk, ()):
             walking.declare(state)
         walking.step()
-        assert rules(kernel) == cold_start(walk[-1], cidrs)
+        assert not ours(kernel)
+        assert rules(kernel) == rules(alone)
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=examples(20))
+@settings(deadline=None, max_examples=examples(10))
 @given(before=states.state(), after=states.state(), cidrs=states.cluster_cidrs)
 def test_a_daemon_started_on_other_rules_of_its_own_ends_at_a_cold_start(
     before: tuple[Service, ...], after: tuple[Service, ...], cidrs: tuple[str, ...]
 ) -> None:
     kernel = foreign_kernel()
-    with machine(kernel, ("10.20.0.0/16", "10.30.0.0/16"), flow_mark_bit=5) as old:
+    with machine(kernel.run, ("10.20.0.0/16", "10.30.0.0/16"), flow_mark_bit=5) as old:
         old.become(*before)
-    with machine(kernel, cidrs) as new:
+    with machine(kernel.run, cidrs) as new:
         new.become(*after)
         assert rules(kernel) == cold_start(after, cidrs)
         new.become()
         assert not ours(kernel)
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=examples(30))
-@given(walk=states.walks)
-def test_rules_of_others_are_untouched(walk: Walk) -> None:
-    kernel, alone = foreign_kernel(), foreign_kernel()
-    with machine(kernel) as walking:
-        for state in (*walk, ()):
-            walking.become(*state)
-            assert foreign(kernel) == foreign(alone)
-
-
-@settings(deadline=None, max_examples=examples(30))
-@given(walk=states.walks)
-def test_without_services_nothing_of_ours_is_left(walk: Walk) -> None:
-    kernel = foreign_kernel()
-    with machine(kernel) as walking:
-        for state in walk:
-            walking.become(*state)
-        walking.become()
-        assert not ours(kernel)
-        assert rules(kernel) == rules(foreign_kernel())
 
 
 @pytest.mark.root
@@ -174,8 +134,8 @@ def test_walk_over_the_real_kernel(variant: str, walk: Walk, cidrs: tuple[str, .
     kernel = FakeKernel(default=variant)
     with (
         Namespace() as namespace,
-        machine(kernel, cidrs) as faked,
-        machine_on(namespace.run, cidrs, iptables_variant=variant) as real,
+        machine(kernel.run, cidrs) as faked,
+        machine(namespace.run, cidrs, iptables_variant=variant) as real,
     ):
         for state in walk:
             faked.become(*state)
@@ -187,35 +147,15 @@ def test_walk_over_the_real_kernel(variant: str, walk: Walk, cidrs: tuple[str, .
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=examples(30))
+@pytest.mark.parametrize("load", ["small", "large"])
+@settings(deadline=None, max_examples=examples(12))
 @given(walk=states.walks, cidrs=states.cluster_cidrs)
-def test_packets_go_where_the_declaration_says(walk: Walk, cidrs: tuple[str, ...]) -> None:
-    kernel = FakeKernel()
-    with machine(kernel, cidrs) as walking:
-        for state in walk:
-            walking.become(*state)
-            found = reached(kernel, frontends(state))
-            for frontend, shares in declared_shares(forwardings(state, cluster_cidrs=cidrs)).items():
-                for traced in traced_shares(found[frontend]):
-                    assert traced == pytest.approx(dict(shares), abs=2e-5)
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=examples(30))
-@given(walk=states.walks, cidrs=states.cluster_cidrs)
-def test_no_packet_finds_a_service_half_programmed(walk: Walk, cidrs: tuple[str, ...]) -> None:
-    """Guarantee G1, with the services in one restore."""
-    check_each_block(walk, cidrs, frontends_of_both)
-
-
-@pytest.mark.slow
-@settings(deadline=None, max_examples=examples(20))
-@given(walk=states.walks, cidrs=states.cluster_cidrs)
-def test_no_packet_finds_a_service_half_programmed_by_a_large_load(
-    walk: Walk, cidrs: tuple[str, ...]
-) -> None:
-    """Guarantee G1, with the services split over several restores, for VIPs that keep their service."""
-    check_each_block(walk, cidrs, keeping_their_forwarding, batch=2)
+def test_no_packet_finds_a_service_half_programmed(load: str, walk: Walk, cidrs: tuple[str, ...]) -> None:
+    """Guarantee G1: with the services in one restore; and split over several, for VIPs that keep theirs."""
+    if load == "small":
+        check_each_block(walk, cidrs, frontends_of_both)
+    else:
+        check_each_block(walk, cidrs, keeping_their_forwarding, batch=2)
 
 
 def test_a_vip_that_leaves_a_service_in_a_large_load_is_not_half_programmed() -> None:
@@ -264,7 +204,7 @@ def keeping_their_forwarding(old: tuple[Service, ...], new: tuple[Service, ...])
 
 def check_each_block(walk: Walk, cidrs: tuple[str, ...], choose_kept: Kept, **more: Any) -> None:
     kernel = FakeKernel()
-    with machine(kernel, cidrs, **more) as walking:
+    with machine(kernel.run, cidrs, **more) as walking:
         old: tuple[Service, ...] = ()
         for new in walk:
             kept = choose_kept(old, new)

@@ -9,6 +9,7 @@ import pytest
 
 from tests.dataplane.namespace import Namespace
 from tests.dataplane.nftables.serving import built_lab, synced_in
+from tests.dataplane.watched_programs import WatchedPrograms
 from tests.lab.inside import Synced, synced
 from tests.lab.topology import Lab
 
@@ -33,6 +34,12 @@ def namespace() -> Iterator[Namespace]:
     """An empty namespace."""
     with Namespace() as made:
         yield made
+
+
+@pytest.fixture
+def programs() -> WatchedPrograms:
+    """Programs that a test looks on or disturbs."""
+    return WatchedPrograms()
 
 
 @pytest.fixture

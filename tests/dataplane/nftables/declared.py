@@ -5,11 +5,9 @@ from __future__ import annotations
 from hypothesis import strategies as st
 
 from tests.dataplane.declared import HTTP, backends
-from tests.dataplane.states import LIMITS, PORTS
+from tests.dataplane.states import LIMITS, PORTS, VIPS, some_backends
 from vipd.model.service import (
     Affinity,
-    Backend,
-    BackendState,
     Balance,
     ExternalAddress,
     Masquerade,
@@ -21,9 +19,7 @@ from vipd.model.service import (
 
 OWN = ("10.244.0.1", "fd00:244::1")
 """Addresses of the host on which services are chosen, so that some backends are local."""
-VIPS = (*(f"10.96.0.{i}" for i in range(1, 6)), *(f"fd00:96::{i}" for i in range(1, 4)))
 OUTSIDE = ("203.0.113.1", "203.0.113.2", "2001:db8:9::1")
-BACKENDS = (*(f"10.244.0.{i}" for i in range(1, 5)), *(f"fd00:244::{i}" for i in range(1, 4)))
 NETWORKS = (
     "192.0.2.0/24",
     "198.51.100.0/28",
@@ -41,14 +37,6 @@ def numbered(number: int, *texts: str, balance: Balance = Balance.RANDOM) -> Ser
     return Service(f"test/s{number}", (vip,), (HTTP,), backends(*texts), balance=balance)
 
 
-_backend = st.builds(
-    Backend,
-    address=st.sampled_from(BACKENDS),
-    port=st.sampled_from([None, None, 8081]),
-    weight=st.sampled_from([0, 1, 1, 1, 2, 7, 65535]),
-    state=st.sampled_from([BackendState.UP, BackendState.UP, BackendState.DRAIN, BackendState.DOWN]),
-)
-_backends = st.lists(_backend, max_size=4, unique_by=lambda b: (b.address, b.port)).map(tuple)
 _external = st.builds(
     ExternalAddress,
     st.sampled_from(OUTSIDE),
@@ -67,7 +55,7 @@ def _service(
         name,
         vips,
         (ServicePort(port.port, port.protocol, port.name, port.target, node_port),),
-        draw(_backends),
+        draw(some_backends(4)),
         affinity=draw(st.sampled_from([None, None, Affinity(), Affinity(60)])),
         masquerade=draw(st.sampled_from([None, *Masquerade])),
         refusal=draw(st.sampled_from(list(RejectAction))),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,8 +19,16 @@ SERVED = 8080
 PORTS = (ServicePort(80, Protocol.TCP, "tcp", SERVED), ServicePort(80, Protocol.UDP, "udp", SERVED))
 VIPS = {4: "10.96.0.1", 6: "fd00:96::1"}
 CLIENTS = str(Path(__file__).parent / "clients.py")
-MANY, MANY_NETWORK = "10.20.0.0", "10.20.0.0/16"
+MANY, MANY_NETWORK = "10.20.0.1", "10.20.0.0/16"
 """Addresses of the client besides the lab's own."""
+
+
+def many_clients(lab: Lab, vip: str, count: int, first: str = MANY, port: int = 80) -> dict[str, str]:
+    """Which backend answers each of many addresses of the client; all of one process."""
+    asked = ("many", vip, str(port), first, str(count))
+    output = lab.client.run(sys.executable, "-I", CLIENTS, *asked, timeout=290).stdout
+    answers: dict[str, str] = json.loads(output)
+    return answers
 
 
 @contextmanager

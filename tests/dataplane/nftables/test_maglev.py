@@ -19,48 +19,23 @@ from vipd.dataplane.nftables.maglev import RELATIVE_SLACK, SLACK, lookup_table, 
 EXTRA = 0.02
 """Part of all clients that may change hands besides those of the backend that left."""
 
-FIRST_PLACES = (2, 0, 0, 0, 0, 0, 0, 1, 2, 2, 2, 1, 1, 1, 0, 2, 2, 1, 2, 0, 2, 2, 0, 0)
-
-names = st.lists(
-    st.integers(1, 65000).map(lambda n: f"10.{n >> 8}.{n & 255}.1:80"), min_size=2, max_size=5, unique=True
-)
-
 
 @pytest.mark.slow
 @pytest.mark.nightly(each_time="unequal")
 @pytest.mark.parametrize("weights", [(1,), (1, 1, 2, 3, 10)], ids=["equal", "unequal"])
 def test_whoever_comes_or_goes_moves_its_own_share_alone(weights: tuple[int, ...]) -> None:
-    """From one backend to thirty: what moves when one comes is what moves back when it goes."""
+    """From one backend to fifteen: what moves when one comes is what moves back when it goes."""
     drawn = random.Random(len(weights))
     names: tuple[str, ...] = ()
     given_weights: tuple[int, ...] = ()
     before: list[str] = []
-    for number in range(1, 31):
+    for number in range(1, 16):
         new = f"10.{drawn.randrange(256)}.{drawn.randrange(256)}.{number}:80"
         names, given_weights = (*names, new), (*given_weights, drawn.choice(weights))
         after = [names[index] for index in lookup_table(names, given_weights)]
         moved = [a for b, a in zip(before, after, strict=True) if a not in (b, new)] if before else []
         assert len(moved) <= EXTRA * len(after), f"{number} backends"
         before = after
-
-
-def test_the_number_of_places_changes_beyond_a_hundred_backends_alone() -> None:
-    assert {table_size(count) for count in range(1, 101)} == {4093}
-
-
-@given(names, st.randoms())
-@settings(max_examples=examples(8), deadline=None)
-def test_every_host_has_the_same_table(backends: list[str], order: random.Random) -> None:
-    shuffled = order.sample(backends, len(backends))
-    one = [backends[index] for index in lookup_table(tuple(backends), (1,) * len(backends))]
-    other = [shuffled[index] for index in lookup_table(tuple(shuffled), (1,) * len(backends))]
-    assert one == other
-
-
-def test_the_table_stays_the_same_from_version_to_version() -> None:
-    """Hosts of different versions serve the same clients: a change here is a change of contract."""
-    table = lookup_table(("10.0.0.1:80", "10.0.0.2:80", "10.0.0.3:80"), (1, 1, 1))
-    assert (len(table), table[:24]) == (4093, FIRST_PLACES)
 
 
 @given(st.lists(st.integers(1, 64), min_size=1, max_size=8).map(tuple))
@@ -73,11 +48,6 @@ def test_shares_are_as_weighted(weights: tuple[int, ...]) -> None:
 
 COUNTS = (1, 2, 7, 30, 100, 101)
 """Of backends: beyond a hundred the table has more places."""
-
-
-def test_many_backends_have_a_place_each() -> None:
-    table = lookup_table(tuple(f"10.0.{i >> 8}.{i & 255}:80" for i in range(60)), (1,) * 60)
-    assert set(table) == set(range(60))
 
 
 @pytest.mark.slow
@@ -155,9 +125,11 @@ def test_three_thousand_backends_take_little_memory_and_little_more_than_their_n
         (101, (1, 3), 16381, "4def5a7655315145"),
     ],
 )
-def test_whole_tables_stay_the_same_too(
+def test_the_table_stays_the_same_from_version_to_version(
     backends: int, weights: tuple[int, ...], size: int, digest: str
 ) -> None:
+    """Hosts of different versions serve the same clients: a change here is a change of contract."""
+    assert table_size(100) == 4093
     names = tuple(f"10.0.0.{number}:80" for number in range(backends))
     table = lookup_table(names, tuple(weights[number % len(weights)] for number in range(backends)))
     assert (len(table), sha256(bytes(table)).hexdigest()[:16]) == (size, digest)

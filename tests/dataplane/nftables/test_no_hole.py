@@ -24,16 +24,11 @@ from tests.lab.steady_client import steady_client
 from tests.lab.topology import Lab
 from vipd.model.service import Affinity, Balance, ExternalAddress, Service, TrafficPolicy
 
-CHANGES = int(os.environ.get("VIPD_CHANGES", "100"))
+CHANGES = int(os.environ.get("VIPD_CHANGES", "50"))
 STEPS = CHANGES // 10
 """Each starts several programs."""
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(300 + CHANGES)]
-
-
-@pytest.fixture
-def programs() -> WatchedPrograms:
-    return WatchedPrograms()
 
 
 @pytest.fixture
@@ -44,7 +39,7 @@ def vipd(lab: Lab, programs: WatchedPrograms, tmp_path: Path) -> Iterator[Synced
     made.become()
 
 
-ENOUGH = 150
+ENOUGH = 75
 """Connections without which nothing is proved."""
 
 
@@ -103,7 +98,7 @@ def flows_all_the_time(lab: Lab, family: int) -> Iterator[Callable[[], bool]]:
         with steady_client(lab.client, VIPS[family], 80) as outcome:
             yield lambda: connections(lab) - before > ENOUGH
         assert outcome["failed"] == {}
-        assert outcome["answered"] > 100
+        assert outcome["answered"] > ENOUGH // 2
 
 
 def states(lab: Lab) -> list[Service]:
@@ -182,7 +177,7 @@ def test_who_was_led_by_what_was_before_finds_something_in_what_comes_after(
 ) -> None:
     """As a packet does that has met its frontend before a change, and looks for all else after it."""
     leading = tuple(f"{verb} element ip vipd frontends " for verb in ("delete", "add"))
-    changes = some(list(itertools.permutations(walk(lab, way), 2)), way)
+    changes = some(list(itertools.permutations(walk(lab, way), 2)), way, fewer=2)
 
     def without_leading(text: str) -> str:
         lines = text.splitlines(keepends=True)

@@ -28,7 +28,6 @@ WEB = Service(
     external_addresses=(ExternalAddress("203.0.113.1", allow_from=("192.0.2.0/24",)),),
 )
 PLAIN = numbered(2, "10.244.0.1", "10.244.0.2")
-FOREIGN = "table ip other { chain c { type filter hook forward priority 0; policy drop; }; }"
 
 
 def nft(namespace: Namespace, text: str) -> None:
@@ -121,24 +120,6 @@ def test_rules_for_replies_come_and_go_with_their_service(vipd: Synced, namespac
     assert tables(namespace).count("@reply") == 0
 
 
-def test_foreign_tables_are_left_alone(vipd: Synced, namespace: Namespace) -> None:
-    nft(namespace, FOREIGN)
-    before = tables(namespace)
-    vipd.become(WEB)
-    assert "chain c" in tables(namespace)
-    vipd.become()
-    assert tables(namespace) == before
-
-
-def test_a_restart_writes_nothing_and_keeps_what_packets_left(vipd: Synced, namespace: Namespace) -> None:
-    vipd.become(WEB, PLAIN)
-    nft(namespace, "add element ip vipd pins { 192.0.2.9 . 0.0.0.1 : 0.0.0.7 }")
-    vipd.restart()
-    assert vipd.pending() == ""
-    vipd.become(WEB)
-    assert "192.0.2.9" in namespace.do("nft", "list", "map", "ip", "vipd", "pins")
-
-
 OTHER_FORMATS = {
     "an older one": """table ip vipd {
     comment "vipd format 2"
@@ -153,7 +134,6 @@ OTHER_FORMATS = {
         'table ip vipd { comment "vipd format 0"; chain dispatch { type filter hook input priority 0; }; }'
     ),
     "a map of another type": "table ip vipd { map frontends { type ipv4_addr : verdict; }; }",
-    "another priority": "table ip vipd { chain prerouting { type nat hook prerouting priority 7; }; }",
 }
 
 
@@ -210,27 +190,6 @@ def test_a_refused_change_leaves_what_was_there(namespace: Namespace, tmp_path: 
     assert "10.96.0.6 . tcp . 80 . 0.0.0.1 : 10.244.0.2 . 8080" in listing
 
 
-def test_a_broken_nft_blames_no_service(namespace: Namespace, tmp_path: Path) -> None:
-    vipd = synced("nftables", namespace.name, tmp_path, through=WatchedPrograms(refusing("table")))
-    with pytest.raises(NotWrittenError):
-        vipd.become(numbered(1, "10.244.0.1"))
-    assert not vipd.refused()
-
-
-def test_a_service_moves_to_another_ones_address_in_one_transaction(
-    namespace: Namespace, tmp_path: Path
-) -> None:
-    one, other = numbered(1, "10.244.0.1"), numbered(2, "10.244.0.2")
-    programs = WatchedPrograms()
-    vipd = synced("nftables", namespace.name, tmp_path, through=programs, netlink=False)
-    vipd.become(one, other)
-    programs.written.clear()
-    moved = Service("test/s3", one.addresses, one.ports, backends("10.244.0.3", "10.244.0.4"))
-    vipd.become(moved, other)
-    assert len([text for text in programs.written if one.addresses[0] in text]) == 1
-    assert vipd.drift() == ""
-
-
 def test_a_rendered_table_is_the_one_that_is_programmed(vipd: Synced, namespace: Namespace) -> None:
     vipd.become(WEB, PLAIN)
     wanted = tables(namespace)
@@ -261,11 +220,6 @@ def test_an_upgraded_nft_is_asked_anew_what_it_can_do(namespace: Namespace, tmp_
 
 
 ONE, MOVED = numbered(1, "10.244.0.1"), numbered(1, "10.244.0.2")
-
-
-@pytest.fixture
-def programs() -> WatchedPrograms:
-    return WatchedPrograms()
 
 
 @pytest.fixture

@@ -42,6 +42,7 @@ def test_every_walk_ends_like_a_cold_start(
             walked.become(*services)
             if event == "restart":
                 walked.restart()
+                assert walked.pending() == ""
             elif event == "doubt":
                 walked.doubt()
         fresh.become(*states[-1])

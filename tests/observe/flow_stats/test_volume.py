@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from tests.dataplane.conntrack.fake_table import FakeTable, Fault
 from tests.dataplane.conntrack.forwardings import forwarding
-from tests.dataplane.conntrack.kernel import counters, made, new_request, opened_in
+from tests.dataplane.conntrack.kernel import counters, made, new_request
+from tests.dataplane.namespace import inside
 from tests.lab.topology import Lab
 from vipd.dataplane.conntrack import entries
 from vipd.dataplane.conntrack.entries import Entry, Traffic, parse
@@ -189,7 +190,7 @@ def test_ends_that_find_no_room_are_counted_and_those_of_other_flows_are_not_tol
     lab.host.run("nft", "-f", "-", text=TRANSLATING)
     for name in ("net.ipv4.ip_forward", "net.netfilter.nf_conntrack_acct"):
         lab.host.sysctl(name, 1)
-    hearing = opened_in(lab.host.namespace, open_flow_end_listener)
+    hearing = inside(lab.host.namespace, open_flow_end_listener)
     try:
         hearing._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 0)  # the least that there is
         lab.host.run("ping", "-c1", "-q", "10.244.0.11")

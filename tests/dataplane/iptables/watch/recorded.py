@@ -10,8 +10,7 @@ import struct
 import subprocess
 from pathlib import Path
 
-from tests.dataplane.iptables.watch.inside import inside
-from tests.dataplane.namespace import Namespace
+from tests.dataplane.namespace import Namespace, inside
 from vipd.dataplane.iptables.watch.events import open_socket
 
 FILES = Path(__file__).with_name("recorded")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import tracemalloc
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -160,16 +159,3 @@ def test_however_it_goes(steps: list[tuple[str, str, float, bool]]) -> None:
     if peace.due is not None:
         peace.record_repair(False, now)
     assert peace.warnings(now + WINDOW_SECONDS) == ()
-
-
-@pytest.mark.slow
-@given(st.lists(st.floats(0, 0.5), min_size=200, max_size=400))
-def test_a_fighter_gets_few_repairs(delays: list[float]) -> None:
-    """However fast one undoes, no minute holds more than the free repairs and the doubling ones."""
-    peace, now, repairs = RepairBackoff(), 0.0, list[float]()
-    for delay in delays:
-        now = max(now + delay, peace.record_change([RESTORE], now + delay))
-        peace.record_repair(True, now)
-        repairs.append(now)
-    most = max(sum(start <= at < start + WINDOW_SECONDS for at in repairs) for start in repairs)
-    assert most <= REPAIRS_WITHOUT_PAUSE + 5

@@ -11,15 +11,13 @@ from typing import Any, NoReturn, cast
 
 import pytest
 
-from tests.dataplane.iptables.watch.recorded import OURS, datagrams
-from tests.dataplane.namespace import Namespace, inside
+from tests.dataplane.iptables.watch.recorded import datagrams
 from tests.lab.simulated_time import simulate
 from vipd.control.background_tasks import watch_rules
 from vipd.control.progress import Progress
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.saved_rules import read_saved
-from vipd.dataplane.iptables.watch.events import open_socket
 from vipd.dataplane.iptables.watch.own_processes import OwnProcesses
 from vipd.dataplane.iptables.watch.poll import Expected, WatchedFamily
 from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
@@ -93,27 +91,6 @@ def test_a_listener_that_dies_is_heard_of() -> None:
         assert heard(datagrams("flush")[0], on_message=fail) is fault
     broken = heard(b"x", faults=(OSError(errno.EIO, "Input/output error"),))
     assert "Input/output" in str(broken)
-
-
-@pytest.mark.root
-def test_an_overrun_is_one_report_of_everything() -> None:
-    many = OURS.replace("COMMIT\n*filter", "-A PREROUTING -j RETURN\n" * 200 + "COMMIT\n*filter")
-
-    async def scene(namespace: Namespace) -> list[str]:
-        listening = inside(namespace, open_socket)
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)  # the kernel's smallest: 2 kB
-        await asyncio.to_thread(namespace.do, "iptables-nft-restore", "--noflush", text=many)
-        reports = []
-        async with watch(listening) as watching:
-            reports.append(str(await asyncio.wait_for(anext(watching), PATIENCE)))
-            with contextlib.suppress(TimeoutError):  # a second one must not come
-                reports.append(str(await asyncio.wait_for(anext(watching), 0.5)))
-        return reports
-
-    with Namespace() as namespace:
-        (report,) = asyncio.run(scene(namespace))
-    assert "events were lost" in report
-    assert report.endswith(" in ipv4, ipv6")
 
 
 def test_reports_that_nobody_takes_become_one() -> None:
