@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import resource
 from collections.abc import Awaitable, Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -216,39 +215,3 @@ def test_ids_grow_over_restarts_also_when_the_clock_goes_back_or_the_ring_is_los
     clock.now += 7200
     record(tmp_path, numbered(4), clock=clock)
     assert kept(tmp_path)[0].id > ids[-1]
-
-
-def test_a_disk_that_takes_nothing_is_told_once_and_used_again(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    later = tmp_path / "later"
-
-    async def story(recorder: Recorder, _: Clock) -> None:
-        recorder.record(numbered(1))
-        recorder.record(numbered(2))
-        await asyncio.sleep(0)
-        assert len(recorder.warnings) == 1
-        later.mkdir()
-        recorder.record(numbered(3))
-        assert not recorder.warnings
-
-    recording(later, story)
-    (message,) = caplog.messages
-    assert "events cannot be kept" in message
-    assert reasons(later) == ["number 3"]
-
-
-def test_a_line_that_found_no_room_does_not_spoil_the_next(tmp_path: Path) -> None:
-    async def story(recorder: Recorder, _: Clock) -> None:
-        recorder.record(numbered(1))
-        (file,) = tmp_path.iterdir()  # noqa: ASYNC240 (nothing else runs)
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 4, hard))
-        try:
-            recorder.record(numbered(2))
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        recorder.record(numbered(3))
-
-    recording(tmp_path, story)
-    assert reasons(tmp_path) == ["number 1", "number 3"]

@@ -37,7 +37,7 @@ class Tracers:
             for pipe in pipes:
                 os.mkfifo(pipe)
             self._begin(pipes)
-            streams = {target: stack.enter_context(open(pipe)) for pipe, target in pipes.items()}
+            streams = {target: stack.enter_context(Path(pipe).open()) for pipe, target in pipes.items()}
             for stream in streams.values():
                 assert "waiting for" in stream.readline()
             yield streams
