@@ -15,6 +15,7 @@ import subprocess
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 import pytest
@@ -26,9 +27,9 @@ from tests.dataplane.iptables.watch.inside import inside
 from tests.dataplane.iptables.watch.recorded import COMMANDS, datagrams
 from tests.dataplane.namespace import Namespace
 from tests.lab.examples import examples
+from tests.observe import live_trace
 from tests.observe.flow_stats.test_counting import rule as counted_rule
 from tests.observe.flow_stats.test_volume import end_message
-from tests.observe.live_trace.recorded import RECORDED
 from tests.observe.rule_tree.made import WEB, forwardings
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.conntrack import entries
@@ -69,8 +70,10 @@ MUTATIONS = 400
 
 
 def recorded(kind: str) -> list[bytes]:
-    """Datagrams of traced packets."""
-    lines = [line for path in sorted(RECORDED.glob("*.txt")) for line in path.read_text().splitlines()[1:]]
+    """Datagrams as they came while packets were traced: after the name of the table that marked the packet,
+    a line each, `trace` or `log` and its bytes in hexadecimal."""
+    files = Path(live_trace.__file__).parent.glob("recorded/*.txt")
+    lines = [line for path in sorted(files) for line in path.read_text().splitlines()[1:]]
     return [bytes.fromhex(line.split()[1]) for line in lines if line.startswith(kind)]
 
 

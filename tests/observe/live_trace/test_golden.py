@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import NamedTuple
 
 import pytest
@@ -13,8 +14,7 @@ from tests.lab.topology import Lab, Wiring
 from tests.observe.explain.asking import CASES, Json, family_of_case, golden, rules_text
 from tests.observe.explain.probe_lab import SILENCE, ProbeLab, Sender
 from tests.observe.explain.probes import on_the_host, probes
-from tests.observe.live_trace.tracers import Tracers
-from tests.observe.live_trace.tracing import Predicting, predicting
+from tests.observe.live_trace.tracing import Predicting, documents, predicting, waiting
 from vipd.model.service import Family, Frontend
 
 pytestmark = pytest.mark.root
@@ -70,7 +70,6 @@ class Traced:
     def __init__(self, lab: Lab, dataplane: str, daemon: Predicting) -> None:
         self._host, self._dataplane, self._daemon = lab.host, dataplane, daemon
         self._probe_lab = ProbeLab(lab)
-        self._tracers = Tracers(lab.host, daemon.socket)
         self._tool = ""
 
     def faults(self, case: Case) -> list[str]:
@@ -86,12 +85,18 @@ class Traced:
         return [fault for group in groups for fault in self._traced({to: by_target[to] for to in group})]
 
     def _traced(self, by_target: Mapping[Frontend, list[Probe]]) -> Iterator[str]:
-        with self._tracers.waiting([str(to) for to in by_target]) as streams:
+        with ExitStack() as stack:
+            processes = {
+                to: stack.enter_context(
+                    waiting(self._host, self._daemon.socket, "--follow", "-o", "json", str(to))
+                )
+                for to in by_target
+            }
             every = [probe for of_target in by_target.values() for probe in of_target]
             self._probe_lab.probe_silent([(probe.sender, probe.to, SILENCE) for probe in every])
-            for to, probes in by_target.items():
-                left = {probe.source: probe for probe in probes}
-                for seen in self._tracers.documents(streams[str(to)], ANSWER_SECONDS):
+            for to, process in processes.items():
+                left = {probe.source: probe for probe in by_target[to]}
+                for seen in documents(process, ANSWER_SECONDS):
                     # Some packets are sent again, and traced again.
                     if probe := left.pop(seen["packet"]["source"], None):
                         yield from _faults(probe.explanation, seen)
@@ -167,6 +172,7 @@ def found(request: pytest.FixtureRequest) -> Iterator[Mapping[tuple[str, str], F
         yield done
 
 
+@pytest.mark.nightly(each_time="local")
 @pytest.mark.parametrize("dataplane", DATAPLANES)
 @pytest.mark.parametrize("case", CASES)
 def test_the_kernel_does_what_explain_says(

@@ -42,7 +42,7 @@ LINES = [
     "\x01\x02",
     "\N{SNOWMAN}",
 ]
-MUTATIONS = 120
+MUTATIONS = examples(120)
 SCRIPT = """\
 #!/bin/sh
 # Prints what the test has put beside it, for the listing that is asked for.
