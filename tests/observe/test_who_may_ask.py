@@ -86,6 +86,7 @@ def test_scrapes_are_compressed_where_that_is_taken_and_several_at_once_are_answ
             assert reply.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
             assert reply.headers["Content-Encoding"] == "gzip"
             assert "\nvipd_in_sync 1.0\n" in reply.text
+            assert "\nprocess_resident_memory_bytes " in reply.text
         plain = await get(url, Accept_Encoding="identity")
         assert "Content-Encoding" not in plain.headers
         assert "\nvipd_in_sync 1.0\n" in plain.text
