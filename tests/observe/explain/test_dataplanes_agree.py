@@ -27,9 +27,6 @@ from vipd.model.service import Balance, Family, Service, TrafficPolicy, family_o
 TOLERANCE = 0.01
 """By which shares may differ: weights are slots in one dataplane and probabilities in the other."""
 
-MANY = 100
-"""Of a service with so many backends one packet is enough."""
-
 HOST = (*OWN, "192.168.100.1", "192.168.101.1", "fd00:100::1", "127.0.0.1", "::1")
 SOURCES = {
     Family.IPV4: (
@@ -110,15 +107,12 @@ def contradictions(services: Iterable[Service], declared: Declared, family: Fami
     return [text for text in found if text]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sorted({*CASES} - {"large-cluster"}))  # of a thousand: test_golden.py
 def test_golden_cases(case: str) -> None:
     # The nftables dataplane has no such form.
     recorded = golden(case, compat=None, chain_prefix=None)
     services, declared = on_the_host(recorded.text, dict(recorded.settings))
-    few = [service for service in services if len(service.backends) < MANY]
-    assert contradictions(few, declared, family_of_case(case)) == []
-    for service in (service for service in services if service not in few):
-        assert contradiction(declared, services, "192.0.2.5", str(service.frontends()[0])) == ""
+    assert contradictions(services, declared, family_of_case(case)) == []
 
 
 @pytest.mark.parametrize("seed", some(generated.NATIVE, "agree", 2))
@@ -228,7 +222,7 @@ def test_balances_share_by_weights(balance: Balance) -> None:
     """Turns are shares to whoever comes next; a hash gives each client one backend, and all their shares."""
     text = SOUND.replace("    backends:", f"    balance: {balance}\n    backends:")
     _, declared = on_the_host(text, {"dataplane": "nftables"})
-    clients = 60 if balance is Balance.SOURCE_HASH else 1
+    clients = 30 if balance is Balance.SOURCE_HASH else 1
     counted: dict[str, float] = {}
     for client in range(clients):
         for backend in declared.explain(f"10.11.{client}.{client}", "10.96.0.20:80", "nftables")["backends"]:

@@ -147,7 +147,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(80))
 @given(st.lists(st.dictionaries(st.sampled_from(KEYS), JSON), max_size=4))
 def test_statements_of_others(expressions: list[dict[str, object]]) -> None:
     """What nft prints in JSON is JSON, but its statements may be of any form."""
