@@ -198,9 +198,12 @@ def test_however_many_events_one_author_causes_the_newest_of_another_stay(
         return event(3 + number, services=(f"a{number}",), reason=f"flood {number}", **author)
 
     few = [event(n, services=("b",), reason=f"few {n}", **others) for n in range(3)]
-    record(tmp_path, *few, *map(flood, range(2000)))
+    # A third had many before, and has none later.
+    many = [event(3, services=(f"c{n}",), reason="many", unit="file:/c.yaml") for n in range(200)]
+    record(tmp_path, *few, *many, *map(flood, range(2000)))
     newest = reasons(tmp_path)
     assert (newest[:3], newest[-1]) == (["few 0", "few 1", "few 2"], "flood 1999")
+    assert 0 < newest.count("many") < 100
     assert len(newest) > SEGMENT // 500
 
 
