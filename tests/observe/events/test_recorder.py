@@ -116,10 +116,7 @@ REPEATED = {
         [event(n, REPAIRED) for n in (0, 60, 121)],
         [1, 2, 1],
     ),
-    "and after an hour": (
-        [event(n, REPAIRED) for n in HOUR],
-        [*range(1, 122), *range(1, len(HOUR) - 120)],
-    ),
+    "and after an hour": ([event(n, REPAIRED) for n in HOUR], [*range(1, 122), *range(1, len(HOUR) - 120)]),
 }
 
 

@@ -1,4 +1,4 @@
-"""`explain --on-host` beside real packets: what rules of other programs do, or that it is unknown."""
+"""`explain` of a real daemon, and `--on-host` beside real packets: what rules of others do, or unknown."""
 
 from __future__ import annotations
 
