@@ -12,6 +12,7 @@ import random
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
@@ -21,9 +22,9 @@ from hypothesis import strategies as st
 from tests.dataplane.conntrack.kernel import made, new_request
 from tests.dataplane.iptables.watch.recorded import COMMANDS, datagrams
 from tests.lab.examples import examples
+from tests.observe import live_trace
 from tests.observe.flow_stats.test_counting import rule as counted_rule
 from tests.observe.flow_stats.test_volume import end_message
-from tests.observe.live_trace.recorded import RECORDED
 from vipd.dataplane.conntrack import entries
 from vipd.dataplane.conntrack.entries import Traffic, parse
 from vipd.dataplane.conntrack.flow_end import parse_flow_end
@@ -56,8 +57,10 @@ MUTATIONS = examples(1200)
 
 
 def recorded(kind: str) -> list[bytes]:
-    """Datagrams of traced packets."""
-    lines = [line for path in sorted(RECORDED.glob("*.txt")) for line in path.read_text().splitlines()[1:]]
+    """Datagrams as they came while packets were traced: after the name of the table that marked the packet,
+    a line each, `trace` or `log` and its bytes in hexadecimal."""
+    files = Path(live_trace.__file__).parent.glob("recorded/*.txt")
+    lines = [line for path in sorted(files) for line in path.read_text().splitlines()[1:]]
     return [bytes.fromhex(line.split()[1]) for line in lines if line.startswith(kind)]
 
 

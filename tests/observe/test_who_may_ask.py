@@ -86,9 +86,23 @@ def test_scrapes_are_compressed_where_that_is_taken_and_several_at_once_are_answ
             assert reply.headers["Content-Type"] == "text/plain; version=0.0.4; charset=utf-8"
             assert reply.headers["Content-Encoding"] == "gzip"
             assert "\nvipd_in_sync 1.0\n" in reply.text
+            assert "\nprocess_resident_memory_bytes " in reply.text
         plain = await get(url, Accept_Encoding="identity")
         assert "Content-Encoding" not in plain.headers
         assert "\nvipd_in_sync 1.0\n" in plain.text
+
+    running(story, **addresses())
+
+
+def test_metrics_that_cannot_be_made_are_a_500_that_the_log_explains(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(vipd: Vipd) -> None:
+        url = f"{await listening(vipd, 'metrics_address')}metrics"
+        with monkeypatch.context() as patch:
+            patch.delattr("prometheus_client.ProcessCollector.collect")
+            reply = await get(url)
+        assert (reply.status, reply.text) == (500, "internal error; see vipd's log\n")
+        assert any("internal error while answering" in record.getMessage() for record in vipd.journal)
+        assert (await get(url)).status == 200
 
     running(story, **addresses())
 
@@ -104,8 +118,7 @@ def test_a_port_alone_is_on_loopback_and_what_is_no_place_is_refused(tmp_path: P
     try:
         ip("-n", node.namespace, "link", "set", "lo", "up")
         for address, listener in PLACES.items():
-            metrics = address.replace("9254", "9253")
-            with Daemon(node, status_page=address, metrics_address=metrics) as daemon:
+            with Daemon(node, status_page=address, metrics_address=address.replace("9254", "9253")) as daemon:
                 wanted = {listener, listener.replace("9254", "9253")}
                 daemon.wait_until(lambda: opened(node), wanted)
         with Daemon(node):

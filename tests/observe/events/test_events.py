@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
+import resource
 import socket
 from collections.abc import Iterable
 from pathlib import Path
@@ -147,7 +149,7 @@ def test_followers_who_come_while_much_happens_miss_nothing_and_hear_nothing_twi
             for number in range(100):
                 await change(vipd, number)
 
-        *followed, _ = await asyncio.gather(*(follow(n / 100) for n in range(40)), happen())
+        *followed, _ = await asyncio.gather(*(follow(n / 30) for n in range(12)), happen())
         kept = [event["id"] for event in await events(vipd)]
         assert [ids for ids in followed if ids != kept] == []
 
@@ -202,9 +204,12 @@ def test_a_follower_that_reads_too_late_gets_what_waited_and_a_note() -> None:
 
 def test_many_stored_events_do_not_hold_the_loop() -> None:
     async def story(vipd: Vipd) -> None:
+        await refuse(vipd, [1])
+        (event, _) = (await events(vipd))[-2:]
+        with kept_in(vipd.state_dir).open("ab") as file:
+            for number in range(event["id"] - 4000, event["id"]):
+                file.write(json.dumps({**event, "id": number, "first": number}).encode() + b"\n")
         asyncio.current_task().set_name("client")  # type: ignore[union-attr]
-        for size in range(20, 24):
-            await refuse(vipd, range(1000), size)
         with standstills("client") as held_up:
             number = len(await events(vipd))
             assert number > 4000
@@ -232,23 +237,61 @@ def test_an_event_is_kept_whatever_the_level_of_the_log_and_what_it_says_is_harm
 RUBBISH = (b"\0" * 4096, b'{"id": 5}\n', b"[]\n", b"\xff\xfe\n", b'{"id": "x', b"7\n", b"[" * 100_000)
 
 
-def test_rubbish_between_and_a_torn_last_line_are_left_out_and_the_next_one_is_whole(tmp_path: Path) -> None:
-    def file() -> Path:
-        return next(tmp_path.rglob("events.jsonl"))
+def kept_in(root: Path) -> Path:
+    """The file of the newest events."""
+    return next(root.rglob("events.jsonl"))
 
+
+def test_rubbish_between_and_a_torn_last_line_are_left_out_and_the_next_one_is_whole(tmp_path: Path) -> None:
     async def life(vipd: Vipd) -> list[int]:
         await refuse(vipd, [len(list(vipd.services_dir.iterdir()))])
         return [event["id"] for event in await events(vipd)]
 
     kept = running(life, lambda vipd: vipd.declare(CHANGING), tmp_path)
     for rubbish in RUBBISH:
-        with file().open("ab") as appended:
+        with kept_in(tmp_path).open("ab") as appended:
             appended.write(rubbish)
         later = running(life, root=tmp_path)
         assert later[: len(kept)] == kept
         assert later == sorted(set(later))
         kept = later
-    os.truncate(file(), file().stat().st_size - 7)
+    os.truncate(kept_in(tmp_path), kept_in(tmp_path).stat().st_size - 7)
     later = running(life, root=tmp_path)
     assert later[: len(kept) - 1] == kept[:-1]
     assert kept[-1] not in later
+
+
+def test_a_disk_that_takes_nothing_is_a_warning_and_in_the_log_once_and_what_cannot_be_read_is_said(
+    tmp_path: Path,
+) -> None:
+    async def story(vipd: Vipd) -> None:
+        file = kept_in(tmp_path)
+        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+        async def warned() -> list[str]:
+            return [warning for warning in (await vipd.status())["warnings"] if "cannot be kept" in warning]
+
+        async def kept() -> list[int]:
+            return numbers_of(
+                event for event in await events(vipd) if event["event"] == "declaration-refused"
+            )
+
+        await refuse(vipd, [1])
+        resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 4, hard))
+        try:
+            await refuse(vipd, [2, 3, 4])
+            assert await warned() == ["events cannot be kept: [Errno 27] File too large"]
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        await refuse(vipd, [5])
+        assert (await warned(), await kept()) == ([], [1, 5])
+        file.unlink()
+        file.mkdir()
+        assert await events(vipd) == []
+        logged = [record.getMessage() for record in vipd.journal]
+        torn, full, unread = (line for line in logged if "events cannot be" in line)
+        assert re.fullmatch(rf"events cannot be kept: {file}: only 4 of \d+ bytes could be written", torn)
+        assert full.endswith("cannot be kept: [Errno 27] File too large")
+        assert unread.startswith("events cannot be read: ")
+
+    running(story, lambda vipd: vipd.declare(CHANGING), tmp_path)

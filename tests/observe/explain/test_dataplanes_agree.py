@@ -6,6 +6,7 @@ Two differences are known, and no more are let through; see `_known`.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from ipaddress import ip_address
@@ -25,9 +26,6 @@ from vipd.model.service import Balance, Family, Service, TrafficPolicy, family_o
 
 TOLERANCE = 0.01
 """By which shares may differ: weights are slots in one dataplane and probabilities in the other."""
-
-MANY = 100
-"""Of a service with so many backends one packet is enough."""
 
 HOST = (*OWN, "192.168.100.1", "192.168.101.1", "fd00:100::1", "127.0.0.1", "::1")
 SOURCES = {
@@ -109,18 +107,15 @@ def contradictions(services: Iterable[Service], declared: Declared, family: Fami
     return [text for text in found if text]
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", sorted({*CASES} - {"large-cluster"}))  # of a thousand: test_golden.py
 def test_golden_cases(case: str) -> None:
     # The nftables dataplane has no such form.
     recorded = golden(case, compat=None, chain_prefix=None)
     services, declared = on_the_host(recorded.text, dict(recorded.settings))
-    few = [service for service in services if len(service.backends) < MANY]
-    assert contradictions(few, declared, family_of_case(case)) == []
-    for service in (service for service in services if service not in few):
-        assert contradiction(declared, services, "192.0.2.5", str(service.frontends()[0])) == ""
+    assert contradictions(services, declared, family_of_case(case)) == []
 
 
-@pytest.mark.parametrize("seed", some(generated.NATIVE, "agree"))
+@pytest.mark.parametrize("seed", some(generated.NATIVE, "agree", 2))
 def test_generated_declarations(seed: int) -> None:
     chosen = generated.settings(seed)
     chosen.pop("compat", None)
@@ -144,12 +139,12 @@ _besides = st.fixed_dictionaries(
     },
 )
 some_settings = st.tuples(_masquerade, _besides).map(lambda both: {**both[0], **both[1]})
-PACKETS = 30
+PACKETS = 12
 """So many of each example."""
 
 
 @settings(
-    max_examples=examples(40),
+    max_examples=examples(25),
     deadline=None,
     derandomize=True,
     # To shrink an example takes minutes; what failed is told by the message.
@@ -158,7 +153,7 @@ PACKETS = 30
 )
 @given(state(), some_settings, st.integers(0, 2**32))
 def test_any_services(services: tuple[Service, ...], chosen: dict[str, Any], seed: int) -> None:
-    """All services together, sources on the host that are backends, closed node ports."""
+    """All services together, sources on the host that are backends, closed node ports; pings too."""
     services = sound(services)
     declared = Declared(
         written(services), {"host_addresses": HOST, "allowed_backends": ["0.0.0.0/0", "::/0"]} | chosen
@@ -166,6 +161,12 @@ def test_any_services(services: tuple[Service, ...], chosen: dict[str, Any], see
     every = [packet for family in Family for packet in packets(services, family)]
     for source, target in random.Random(seed).sample(every, min(PACKETS, len(every))):
         assert contradiction(declared, services, source, target) == ""
+    for family in Family:
+        by_rules, by_table = (declared.render(family, dataplane) for dataplane in DATAPLANES)
+        pinged = re.findall(r"-d (\S+)/\d+ -p (?:ipv6-)?icmp .* -j REDIRECT", by_rules)
+        (elements,) = re.findall(r"set pinged {[^}]*elements = {(.*?)}", by_table, re.DOTALL) or [""]
+        assert not pinged or "@pinged icmp" in by_table
+        assert sorted(pinged) == sorted(element.strip() for element in elements.split(",") if element.strip())
 
 
 def sound(services: Iterable[Service]) -> tuple[Service, ...]:
@@ -221,7 +222,7 @@ def test_balances_share_by_weights(balance: Balance) -> None:
     """Turns are shares to whoever comes next; a hash gives each client one backend, and all their shares."""
     text = SOUND.replace("    backends:", f"    balance: {balance}\n    backends:")
     _, declared = on_the_host(text, {"dataplane": "nftables"})
-    clients = 200 if balance is Balance.SOURCE_HASH else 1
+    clients = 30 if balance is Balance.SOURCE_HASH else 1
     counted: dict[str, float] = {}
     for client in range(clients):
         for backend in declared.explain(f"10.11.{client}.{client}", "10.96.0.20:80", "nftables")["backends"]:

@@ -306,7 +306,7 @@ def test_how_kube_proxys_form_refuses() -> None:
 
 def test_a_client_s_own_slot_is_told() -> None:
     services = declared(WEB | {"balance": "source-hash"}, dataplane="nftables")
-    reached = [services.explain(f"10.10.{n}.9", "web", "nftables")["backends"] for n in range(40)]
+    reached = [services.explain(f"10.10.{n}.9", "web", "nftables")["backends"] for n in range(12)]
     assert {len(backends) for backends in reached} == {1}
     assert {backend["endpoint"] for (backend,) in reached} == {"10.244.1.10:8080", "10.244.1.11:8080"}
     found = services.explain(CLIENT, "web", "nftables")
@@ -401,14 +401,14 @@ KINDS: list[Json] = [
 def test_no_rule_of_the_table_is_left_as_nft_spells_it() -> None:
     words = (" set ", " . ", "daddr", "saddr", "mark set")
     external = [{"address": "198.51.100.5", "allow_from": ["10.10.0.0/16"]}]
-    for kind in KINDS:
+    sources = (CLIENT, BACKEND, "203.0.113.7", "local")
+    for number, kind in enumerate(KINDS):
         own = {"cluster_cidrs": ["10.244.0.0/16"], "dataplane": "nftables"}
         services = declared(NODE | {"external_addresses": external} | kind, **own)
-        for source in (CLIENT, BACKEND, "203.0.113.7", "local"):
-            for target in ("web", "198.51.100.5:80", "192.168.100.1:30080", "10.96.0.20:81"):
-                outcomes = services.explain(source, target, "nftables")["outcomes"]
-                told = [rule["meaning"] for outcome in outcomes for rule in outcome["rules"]]
-                assert [text for text in told if any(word in text for word in words)] == []
+        for place, target in enumerate(("web", "198.51.100.5:80", "192.168.100.1:30080", "10.96.0.20:81")):
+            outcomes = services.explain(sources[(number + place) % 4], target, "nftables")["outcomes"]
+            told = [rule["meaning"] for outcome in outcomes for rule in outcome["rules"]]
+            assert [text for text in told if any(word in text for word in words)] == []
 
 
 @pytest.mark.parametrize("dataplane", DATAPLANES)

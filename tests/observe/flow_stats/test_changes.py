@@ -65,10 +65,7 @@ def change(daemon: Daemon, numbers: range) -> int:
 def test_no_flow_is_lost_or_counted_twice(lab: Lab, daemon: Daemon) -> None:
     dataplane = daemon.status()["dataplane"]["name"]
     half = CHANGES // 2
-    with (
-        steady_client(lab.client, CHANGING, 80) as changing,
-        steady_client(lab.client, STEADY, 80) as steady,
-    ):
+    with steady_client(lab.client, CHANGING, 80) as changing, steady_client(lab.client, STEADY, 80) as steady:
         applied = change(daemon, range(1, half + 1))
         written = new_flows(daemon, "changing")
         daemon.stop()

@@ -88,7 +88,7 @@ def test_flows_while_no_daemon_runs_count_and_a_damaged_file_means_what_the_kern
     wait_for(daemon, before + 5)
     daemon.stop()
     (saved,) = daemon.state_dir.glob("counters.json")
-    for damage in ("", "[]", "{", '{"services": 3}', '{"services": {"web": {"former": 1}}}'):
+    for damage in ("{", "[]", '{"services": {"web": {"former": 1}}}'):
         saved.write_text(damage)
         said = daemon.log.count(f"{saved} cannot be read")
         daemon.start()

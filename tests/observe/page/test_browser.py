@@ -54,7 +54,15 @@ async def flowing(vipd: Vipd) -> AsyncIterator[None]:
         task.cancel()
 
 
-def test_what_is_seen_and_how_it_follows() -> None:
+async def stand_still(tab: Browser) -> None:
+    """As if nothing had come for longer than the stream is ever silent."""
+    await tab.value("stream.close(), lastContact -= SILENT + 1000")
+    await tab.until(f"{text('#state')}.startsWith('Not connected since')")
+    await tab.value("follow()")
+    await tab.until(f"{text('#state')} === 'In sync'")
+
+
+def test_what_is_seen_how_it_follows_and_that_a_daemon_that_stands_still_is_not_in_sync() -> None:
     async def story(vipd: Vipd, tab: Browser) -> None:
         vipd.declare("  - {name: odd, ports: '<b>bold</b>', address: 10.96.9.99}\n", name="broken.yaml")
         await vipd.reload()
@@ -93,13 +101,13 @@ def test_what_is_seen_and_how_it_follows() -> None:
             await tab.until(f"{points} > 2 && parseFloat({text('#n-rate')}) > 0")
             await tab.picture("wide-light")
         await tab.prefers("dark")
-        ground = "getComputedStyle(document.body).backgroundColor"
-        await tab.until(f"{ground} === 'rgb(16, 21, 27)'")
+        await tab.until("getComputedStyle(document.body).backgroundColor === 'rgb(16, 21, 27)'")
         await tab.picture("wide-dark")
 
         vipd.declare(declared().replace("name: mail/smtp", "name: mail/imap"))
         await vipd.reload()
         await tab.until(f"!{NAMES}.includes('mail/smtp') && {NAMES}.includes('mail/imap')")
+        await stand_still(tab)
 
     shown(story, declared())
 
@@ -137,15 +145,3 @@ def test_a_thousand_services_and_a_phone() -> None:
         await tab.picture("phone-light")
 
     shown(story, "".join(map(web, range(1000))))
-
-
-def test_a_daemon_that_stands_still_is_not_shown_as_in_sync() -> None:
-    async def story(vipd: Vipd, tab: Browser) -> None:
-        await tab.until(f"{text('#state')} === 'In sync' && {text('#link')} === 'live'")
-        # As if nothing had come for longer than the stream is ever silent.
-        await tab.value("stream.close(), lastContact -= SILENT + 1000")
-        await tab.until(f"{text('#state')}.startsWith('Not connected since')")
-        await tab.value("follow()")
-        await tab.until(f"{text('#state')} === 'In sync'")
-
-    shown(story, declared())

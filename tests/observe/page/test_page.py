@@ -36,11 +36,7 @@ def test_the_state_has_services_shares_and_health_but_no_secrets() -> None:
         services = by_name(document)
         assert {
             name: s["state"] for name, s in services.items() if s["state"] not in ("unchecked", "ok")
-        } == {
-            "mail/smtp": "no-backends",
-            "shop/cache": "degraded",
-            "shop/search": "degraded",
-        }
+        } == {"mail/smtp": "no-backends", "shop/cache": "degraded", "shop/search": "degraded"}
         assert (services["shop/checkout"]["ready"], services["shop/checkout"]["backends"]) == (4, 5)
         (forwarding,) = services["shop/checkout"]["forwardings"]
         endpoints = {e["endpoint"]: e for e in forwarding["endpoints"]}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 
 import pytest
 
@@ -62,68 +62,69 @@ async def sending(lab: Lab, to: str, *, answered: bool = True) -> AsyncIterator[
         await work
 
 
-def seen(lab: Lab, story: object) -> None:
+def seen(lab: Lab, vipd: Daemon, *stories: Callable[[Browser, Lab, Daemon], Awaitable[None]]) -> None:
+    """Open the page for each story in one browser."""
+
     async def watched() -> None:
         async with browser(prefix=tuple(lab.host.inside(()))) as tab:
             await tab.size(1360, 900)
-            await tab.open("http://127.0.0.1:9254/")
-            await tab.until(f"{row('shop/web')}.includes('2 of 2')")
-            await tab.until(f"{text('#link')} === 'live'")
-            await story(tab)  # type: ignore[operator]
+            for story in stories:
+                await tab.open("http://127.0.0.1:9254/")
+                await tab.until(f"{row('shop/web')}.includes('2 of 2')")
+                await tab.until(f"{text('#link')} === 'live'")
+                await story(tab, lab, vipd)
+                assert tab.faults == []
 
     asyncio.run(asyncio.wait_for(watched(), 240))
 
 
+async def dies_and_refuses(tab: Browser, lab: Lab, vipd: Daemon) -> None:
+    assert await tab.value(GREY) == "none"
+    green = await tab.value("document.getElementById('state').className")
+    await asyncio.to_thread(vipd.kill)
+    await tab.until(f"/^Not connected since .*\\d/.test({text('#state')})")
+    assert await tab.value("document.getElementById('state').className") != green
+    assert "grayscale" in await tab.value(GREY)
+    assert "as it was" in await tab.value(text("#said"))
+    assert await tab.value("document.title.startsWith('not connected')")
+    up = await tab.value(text("#up"))
+    await tab.until(f"Date.now() > {await tab.value('Date.now()')} + 2500")
+    assert await tab.value(text("#up")) == up, "nobody knows how long it has been up"
+    await asyncio.to_thread(vipd.write, "  - {name: new, address: 10.96.0.30, ports: 80}\n", "new.yaml")
+    await asyncio.to_thread(vipd.start)
+    await tab.until(f"{text('#state')} === 'In sync' && {text('#link')} === 'live'")
+    assert await tab.value(GREY) == "none"
+    await tab.until(f"{row('new')} && {row('shop/web')}")
+    tab.faults.clear()  # the browser tells of each try to connect
+
+    async with sending(lab, "10.96.0.20", answered=False):
+        await tab.until(f"/refuses [0-9]+.*[/]s/.test({row('shop/limited')})")
+        await tab.value(f"{name_of('limited')}.click()")
+        warn = "[...document.querySelectorAll('.inner > .warn')].map(each => each.textContent).join()"
+        await tab.until(f"/New flows refused: [0-9.]+( k)? over new_per_client, now [0-9]+/.test({warn})")
+    await tab.until(f"!/refuses/.test({row('shop/limited')})")
+    await tab.until(f"/New flows refused: [0-9.]+( k)? over new_per_client$/.test({warn})")
+
+
+async def drains_and_loses_a_backend(tab: Browser, lab: Lab, vipd: Daemon) -> None:
+    async with sending(lab, "10.96.0.10"):
+        await tab.until(f"parseFloat({text('#n-rate')}) > 0")
+        await tab.until(f"parseFloat({text('#n-out')}) > 0")
+    await asyncio.to_thread(vipd.vipctl, "drain", "shop/web/10.244.0.12", "--reason", "kernel update")
+    await tab.until(f"{row('shop/web')}.includes('1 of 2')")
+    await tab.value(f"{name_of('web')}.click()")
+    await tab.until("document.querySelector('.backends').textContent.includes('kernel update')")
+    await tab.until(f"{text('#events')}.includes('override given')")
+    lab.backends[0].kill()
+    await tab.until(f"/Degraded|No backends/.test({row('shop/web')})")
+    await tab.picture("real-daemon")
+
+
 @pytest.mark.skipif(PROGRAM is None, reason="no chromium here; hint: apt-get install chromium")
-def test_a_daemon_that_has_died_is_not_shown_as_in_sync_and_refused_flows_are(lab: Lab, vipd: Daemon) -> None:
-    async def story(tab: Browser) -> None:
-        assert await tab.value(GREY) == "none"
-        green = await tab.value("document.getElementById('state').className")
-        await asyncio.to_thread(vipd.kill)
-        await tab.until(f"/^Not connected since .*\\d/.test({text('#state')})")
-        assert await tab.value("document.getElementById('state').className") != green
-        assert "grayscale" in await tab.value(GREY)
-        assert "as it was" in await tab.value(text("#said"))
-        assert await tab.value("document.title.startsWith('not connected')")
-        up = await tab.value(text("#up"))
-        await tab.until(f"Date.now() > {await tab.value('Date.now()')} + 2500")
-        assert await tab.value(text("#up")) == up, "nobody knows how long it has been up"
-        await asyncio.to_thread(vipd.write, "  - {name: new, address: 10.96.0.30, ports: 80}\n", "new.yaml")
-        await asyncio.to_thread(vipd.start)
-        await tab.until(f"{text('#state')} === 'In sync' && {text('#link')} === 'live'")
-        assert await tab.value(GREY) == "none"
-        await tab.until(f"{row('new')} && {row('shop/web')}")
-        tab.faults.clear()  # the browser tells of each try to connect
-
-        async with sending(lab, "10.96.0.20", answered=False):
-            await tab.until(f"/refuses [0-9]+.*[/]s/.test({row('shop/limited')})")
-            await tab.value(f"{name_of('limited')}.click()")
-            warn = "[...document.querySelectorAll('.inner > .warn')].map(each => each.textContent).join()"
-            await tab.until(f"/New flows refused: [0-9.]+( k)? over new_per_client, now [0-9]+/.test({warn})")
-        await tab.until(f"!/refuses/.test({row('shop/limited')})")
-        await tab.until(f"/New flows refused: [0-9.]+( k)? over new_per_client$/.test({warn})")
-        assert tab.faults == []
-
-    seen(lab, story)
-
-
-@pytest.mark.skipif(PROGRAM is None, reason="no chromium here; hint: apt-get install chromium")
-def test_traffic_a_drain_and_a_dead_backend_are_seen_live(lab: Lab, vipd: Daemon) -> None:
-    async def story(tab: Browser) -> None:
-        async with sending(lab, "10.96.0.10"):
-            await tab.until(f"parseFloat({text('#n-rate')}) > 0")
-            await tab.until(f"parseFloat({text('#n-out')}) > 0")
-        await asyncio.to_thread(vipd.vipctl, "drain", "shop/web/10.244.0.12", "--reason", "kernel update")
-        await tab.until(f"{row('shop/web')}.includes('1 of 2')")
-        await tab.value(f"{name_of('web')}.click()")
-        await tab.until("document.querySelector('.backends').textContent.includes('kernel update')")
-        await tab.until(f"{text('#events')}.includes('override given')")
-        lab.backends[0].kill()
-        await tab.until(f"/Degraded|No backends/.test({row('shop/web')})")
-        await tab.picture("real-daemon")
-        assert tab.faults == []
-
-    seen(lab, story)
+def test_a_daemon_that_has_died_refused_flows_traffic_a_drain_and_a_dead_backend_are_seen_live(
+    lab: Lab, vipd: Daemon
+) -> None:
+    seen(lab, vipd, dies_and_refuses, drains_and_loses_a_backend)
     metrics = scrape(lab.host)
     first, second = ({**WEB, "backend": f"10.244.0.1{n}:80", "protocol": "tcp"} for n in (1, 2))
     assert value(metrics, "vipd_service_new_flows_total", **WEB) >= 400

@@ -146,14 +146,14 @@ services:
 
 
 def test_of_a_large_table_only_what_is_asked_for_is_read(kernel: KernelRules) -> None:
-    """Just as if all had been."""
-    many = [
-        f"  - {{name: s{n}, address: 10.96.{n // 250}.{n % 250 + 1}, ports: [80/tcp], "
-        f"backends: [10.244.{n // 250}.{n % 250 + 1}, 10.245.{n // 250}.{n % 250 + 1}]}}\n"
-        for n in range(1100)
+    """Just as if all had been. It is large by the chains of somebody else."""
+    some = [
+        f"  - {{name: s{n}, address: 10.96.0.{n + 1}, ports: 80, backends: [10.244.0.{n}, 10.245.0.{n}]}}\n"
+        for n in range(10)
     ]
-    declared = Declared("apiVersion: vipd/v1\nservices:\n" + "".join(many), {"host_addresses": ["192.0.2.1"]})
-    kernel.load(declared.render(Family.IPV4))
+    declared = Declared("apiVersion: vipd/v1\nservices:\n" + "".join(some), {"host_addresses": ["192.0.2.1"]})
+    chains = "".join(f":OTHER-{n} - [0:0]\n" for n in range(3000))
+    kernel.load(declared.render(Family.IPV4).replace("*nat\n", f"*nat\n{chains}"))
     kernel.meant(None)
     part, whole = kernel.vipctl("10.96.0.8:80/tcp", "-o", "json"), kernel.vipctl("--all", "-o", "json")
     assert "reading every ipv4 rule of a large table" in whole.err

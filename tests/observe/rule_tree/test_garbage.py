@@ -42,7 +42,7 @@ LINES = [
     "\x01\x02",
     "\N{SNOWMAN}",
 ]
-MUTATIONS = 120
+MUTATIONS = examples(120)
 SCRIPT = """\
 #!/bin/sh
 # Prints what the test has put beside it, for the listing that is asked for.
@@ -147,7 +147,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=examples(200))
+@settings(max_examples=examples(80))
 @given(st.lists(st.dictionaries(st.sampled_from(KEYS), JSON), max_size=4))
 def test_statements_of_others(expressions: list[dict[str, object]]) -> None:
     """What nft prints in JSON is JSON, but its statements may be of any form."""
