@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.lab.inside import Answer, Vipd, running
+from tests.lab.inside import Answer, Vipd, declare, running
 
 Json = dict[str, Any]
 
@@ -122,16 +122,39 @@ def test_what_names_resolved_to_is_neither_exported_nor_stored(fallback: bool) -
     running(story, with_filed)
 
 
-def test_what_an_earlier_version_stored_may_still_be_mended() -> None:
+OLD = """apiVersion: vipd/v1
+services:
+  - {name: dns, address: 10.96.0.10, ports: [53/udp], backends: [10.244.0.5]}
+  - {name: web, address: 10.96.0.30, ports: [80/tcp], backends: [10.96.0.10, 10.244.0.9]}
+  - {name: own, address: 10.96.0.3, ports: [53/udp], backends: ['10.96.0.3:54']}
+  - {name: body, address: 10.96.0.4, ports: 80, backends: 10.244.0.6, check: {type: http, body: '(?=a)a'}}
+  - {name: exec, address: 10.96.0.6, ports: 80, backends: 10.244.0.8, check: {type: exec, command: /x -q}}
+  - {name: port, address: 10.96.0.5, ports: [{name: x, port: 53, protocol: udp}, {name: y, port: 80}],
+     backends: [{address: 10.244.0.7, ports: {x: 53}}], check: tcp}
+"""
+"""What an earlier version has stored: a later rule forbids a part of each service but the first."""
+
+
+def test_what_an_earlier_version_stored_serves_though_a_later_rule_forbids_it_and_may_be_mended() -> None:
     def prepare(vipd: Vipd) -> None:
-        vipd.state_dir.mkdir(exist_ok=True)
-        (vipd.state_dir / "services.yaml").write_text(
-            "apiVersion: vipd/v1\nservices:\n"
-            "  - {name: dns, address: 10.96.0.10, ports: [53/udp], backends: [10.244.0.5]}\n"
-            "  - {name: web, address: 10.96.0.30, ports: [80/tcp], backends: [10.96.0.10, 10.244.0.9]}\n"
-        )
+        assert [problem.line for problem in declare(OLD).problems] == [4, 5, 6, 7, 9]
+        (vipd.state_dir / "services.yaml").write_text(OLD)
 
     async def story(vipd: Vipd) -> None:
+        status = await vipd.status()
+        assert (status["state"], status["services"], status["ready"], status["backends"]) == (
+            "in-sync",
+            6,
+            7,
+            7,
+        )
+        assert [(source["problems"], source["refused"]) for source in status["sources"]] == [([], [])] * 2
+        backend, port = status["warnings"]
+        assert backend.startswith("10.96.0.10: both a virtual IP and the address of a backend of another")
+        assert port.startswith("port: the check of 10.244.0.7 finds no port, so that it serves unchecked")
+        assert vipd.kernel.names() == {"dns", "web", "own", "body", "exec", "port"}
+        assert vipd.kernel.serving()["own 10.96.0.3:53/udp"] == {"10.96.0.3:54": 1}
+        assert (vipd.state_dir / "services.yaml").read_text() == OLD
         for request in (
             'PATCH /v1/services/web/backends/10.244.0.9 {"weight": 2}',
             'DELETE /v1/services/web/backends {"backends": ["10.96.0.10"]}',
@@ -140,7 +163,7 @@ def test_what_an_earlier_version_stored_may_still_be_mended() -> None:
             assert answer.body.get("changed"), answer
         assert (await stored(vipd))["web"]["backends"] == [{"address": "10.244.0.9", "weight": 2}]
 
-    running(story, prepare)
+    running(story, prepare, exec_checks="anywhere")
 
 
 def test_the_same_declaration_has_the_same_version() -> None:
