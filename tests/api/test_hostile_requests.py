@@ -19,6 +19,7 @@ from yarl import URL
 from tests.api.specs import DNS, WEB, routes
 from tests.lab.examples import some
 from tests.lab.inside import PATIENCE_SECONDS, Vipd, running
+from tests.lab.stories import story_of
 
 MAY_FAIL = {"connection tracking is not read"}
 """What a vipd in this process is without."""
@@ -285,31 +286,25 @@ def test_every_change_is_tried_with_broken_bodies() -> None:
 QUERY = "?dry_run=1&target=web&from=10.0.0.1"
 
 
-def test_every_route_with_every_method() -> None:
-    async def story(vipd: Vipd) -> None:
-        await ready(vipd)
-        for path in sorted({path for _, path in routes()}):
-            for method in METHODS:
-                for data in (b"", b"{}", b"[" * 1000):
-                    answer = await raw(vipd, method, place(path) + QUERY, (), data)
-                    faultless(answer, (method, path))
-        assert (await vipd.ask("GET", "/v1/status")).status == 200
-
-    running(story)
+@story_of(running)
+async def test_every_route_with_every_method(vipd: Vipd) -> None:
+    await ready(vipd)
+    for path in sorted({path for _, path in routes()}):
+        for method in METHODS:
+            for data in (b"", b"{}", b"[" * 1000):
+                answer = await raw(vipd, method, place(path) + QUERY, (), data)
+                faultless(answer, (method, path))
+    assert (await vipd.ask("GET", "/v1/status")).status == 200
 
 
-def test_every_route_with_hostile_headers() -> None:
-    async def story(vipd: Vipd) -> None:
-        await ready(vipd)
-        for method, path in routes():
-            data = json.dumps(BODIES.get(f"{method} {path}", {})).encode()
-            for header in some(HEADERS, (method, path)):
-                faultless(
-                    await raw(vipd, method, place(path) + QUERY, [header], data), (method, path, header)
-                )
-        assert (await vipd.ask("GET", "/v1/status")).status == 200
-
-    running(story)
+@story_of(running)
+async def test_every_route_with_hostile_headers(vipd: Vipd) -> None:
+    await ready(vipd)
+    for method, path in routes():
+        data = json.dumps(BODIES.get(f"{method} {path}", {})).encode()
+        for header in some(HEADERS, (method, path)):
+            faultless(await raw(vipd, method, place(path) + QUERY, [header], data), (method, path, header))
+    assert (await vipd.ask("GET", "/v1/status")).status == 200
 
 
 @functools.cache
@@ -319,103 +314,89 @@ def bomb() -> bytes:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "GZIP", "deflate", "br", "x", "identity, gzip"])
-def test_no_body_is_decompressed(coding: str) -> None:
-    async def story(vipd: Vipd) -> None:
-        for method, path in routes():
-            header, data = ("Content-Encoding", coding), bomb() if method != "GET" else b""
-            answer = await raw(vipd, method, place(path) + QUERY, [header], data)
-            head, _, body = answer.partition(b"\r\n\r\n")
-            assert head.split()[1] == b"415", (method, path, head)
-            assert json.loads(body)["error"]["kind"] == "encoded"
-        assert (await vipd.ask("GET", "/v1/status")).status == 200
-        plain = await raw(vipd, "GET", "/v1/version", [("Content-Encoding", "identity")])
-        assert plain.split()[1] == b"200"
-
-    running(story)
+@story_of(running)
+async def test_no_body_is_decompressed(vipd: Vipd, *, coding: str) -> None:
+    for method, path in routes():
+        header, data = ("Content-Encoding", coding), bomb() if method != "GET" else b""
+        answer = await raw(vipd, method, place(path) + QUERY, [header], data)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.split()[1] == b"415", (method, path, head)
+        assert json.loads(body)["error"]["kind"] == "encoded"
+    assert (await vipd.ask("GET", "/v1/status")).status == 200
+    plain = await raw(vipd, "GET", "/v1/version", [("Content-Encoding", "identity")])
+    assert plain.split()[1] == b"200"
 
 
 @pytest.mark.slow
-def test_every_route_and_parameter_with_hostile_words() -> None:
-    async def story(vipd: Vipd) -> None:
-        await ready(vipd)
-        for method, path in routes():
-            assert (await vipd.ask("GET", "/v1/services/web")).status == 200, "nothing was changed so far"
-            quiet = path.startswith(("/metrics", "/healthz", "/livez"))
-            for word in WORDS if not quiet else ():
-                for parameter in some(PARAMETERS, (method, path, word), fewer=2):
-                    if (parameter, word) == ("dry_run", "0"):
-                        continue  # it would be done
-                    if len(word) < 4000 or parameter in ("limit", "after", "client", "target"):
-                        end = "&dry_run=1" if method != "GET" and parameter != "dry_run" else ""
-                        await asked(
-                            vipd, method, f"{place(path)}?{parameter}={encoded(word)}&target=web{end}"
-                        )
-                if path != place(path):
-                    await asked(vipd, method, place(path, target=word[:3000]) + "?dry_run=1")
-                    await asked(vipd, method, place(path, backend=word[:3000]) + "?dry_run=1")
-        assert (await vipd.ask("GET", "/v1/status")).status == 200
-
-    running(story)
+@story_of(running)
+async def test_every_route_and_parameter_with_hostile_words(vipd: Vipd) -> None:
+    await ready(vipd)
+    for method, path in routes():
+        assert (await vipd.ask("GET", "/v1/services/web")).status == 200, "nothing was changed so far"
+        quiet = path.startswith(("/metrics", "/healthz", "/livez"))
+        for word in WORDS if not quiet else ():
+            for parameter in some(PARAMETERS, (method, path, word), fewer=2):
+                if (parameter, word) == ("dry_run", "0"):
+                    continue  # it would be done
+                if len(word) < 4000 or parameter in ("limit", "after", "client", "target"):
+                    end = "&dry_run=1" if method != "GET" and parameter != "dry_run" else ""
+                    await asked(vipd, method, f"{place(path)}?{parameter}={encoded(word)}&target=web{end}")
+            if path != place(path):
+                await asked(vipd, method, place(path, target=word[:3000]) + "?dry_run=1")
+                await asked(vipd, method, place(path, backend=word[:3000]) + "?dry_run=1")
+    assert (await vipd.ask("GET", "/v1/status")).status == 200
 
 
 @pytest.mark.parametrize("route", BODIES)
-def test_every_part_of_a_body_broken(route: str) -> None:
-    async def story(vipd: Vipd) -> None:
-        await ready(vipd)
-        method, path = route.split()
-        for body in some(list(broken(copy.deepcopy(BODIES[route]))), route, fewer=2):
-            data = json.dumps(body).encode()
+@story_of(running)
+async def test_every_part_of_a_body_broken(vipd: Vipd, *, route: str) -> None:
+    await ready(vipd)
+    method, path = route.split()
+    for body in some(list(broken(copy.deepcopy(BODIES[route]))), route, fewer=2):
+        data = json.dumps(body).encode()
+        await asked(vipd, method, place(path) + "?dry_run=1", data)
+    assert (await vipd.ask("GET", "/v1/status")).status == 200
+
+
+@story_of(running)
+async def test_bodies_that_are_no_json(vipd: Vipd) -> None:
+    await ready(vipd)
+    for method, path in routes():
+        for data in RAW if method != "GET" else ():
             await asked(vipd, method, place(path) + "?dry_run=1", data)
-        assert (await vipd.ask("GET", "/v1/status")).status == 200
-
-    running(story)
-
-
-def test_bodies_that_are_no_json() -> None:
-    async def story(vipd: Vipd) -> None:
-        await ready(vipd)
-        for method, path in routes():
-            for data in RAW if method != "GET" else ():
-                await asked(vipd, method, place(path) + "?dry_run=1", data)
-            for kind in (
-                "application/json; charset=none-such",
-                "text/x; charset=zip",
-                "x; charset=\x85",
-                "x",
-            ):
-                await asked(vipd, method, place(path) + "?dry_run=1", b"{}", **{"Content-Type": kind})
-            for coding in ("gzip", "deflate", "br", "x"):
-                # The server may close a connection on which it cannot find the next request.
-                with contextlib.suppress(ClientConnectionError):
-                    await asked(
-                        vipd, method, place(path) + "?dry_run=1", b"{}", **{"Content-Encoding": coding}
-                    )
-        assert (await vipd.ask("GET", "/v1/status")).status == 200
-
-    running(story)
+        for kind in (
+            "application/json; charset=none-such",
+            "text/x; charset=zip",
+            "x; charset=\x85",
+            "x",
+        ):
+            await asked(vipd, method, place(path) + "?dry_run=1", b"{}", **{"Content-Type": kind})
+        for coding in ("gzip", "deflate", "br", "x"):
+            # The server may close a connection on which it cannot find the next request.
+            with contextlib.suppress(ClientConnectionError):
+                await asked(vipd, method, place(path) + "?dry_run=1", b"{}", **{"Content-Encoding": coding})
+    assert (await vipd.ask("GET", "/v1/status")).status == 200
 
 
-def test_a_check_that_lacks_something_is_a_problem_by_itself() -> None:
-    async def story(vipd: Vipd) -> None:
-        checks: tuple[object, ...] = (
-            *(
-                {"type": "exec", "command": command}
-                for command in (None, [], [""], "check", [1.5], ["/bin/\x00"])
-            ),
-            *({"type": "exec", "command": ["/bin/true"], "user": user} for user in ("a b", None)),
-            *({"type": "https", "ca": ca} for ca in ("x", "/\x00")),
-            {"type": "exec"},
-            {"type": "udp"},
-            {"type": None},
-            {"type": {}},
-            *({}, [], 5),
-        )
-        for check in checks:
-            own = [{"address": "10.0.0.1", "check": check}]
-            for spec in ({**WEB, "check": check}, {**WEB, "backends": own}):
-                for path, body in (("services", {"service": spec}), ("apply", {"services": [spec]})):
-                    answer = await vipd.ask("POST", f"/v1/{path}", body)
-                    assert (answer.status, answer.kind) == (422, "invalid"), check
-                    assert answer.body["error"]["problems"], check
-
-    running(story)
+@story_of(running)
+async def test_a_check_that_lacks_something_is_a_problem_by_itself(vipd: Vipd) -> None:
+    checks: tuple[object, ...] = (
+        *(
+            {"type": "exec", "command": command}
+            for command in (None, [], [""], "check", [1.5], ["/bin/\x00"])
+        ),
+        *({"type": "exec", "command": ["/bin/true"], "user": user} for user in ("a b", None)),
+        *({"type": "https", "ca": ca} for ca in ("x", "/\x00")),
+        {"type": "exec"},
+        {"type": "udp"},
+        {"type": None},
+        {"type": {}},
+        *({}, [], 5),
+    )
+    for check in checks:
+        own = [{"address": "10.0.0.1", "check": check}]
+        for spec in ({**WEB, "check": check}, {**WEB, "backends": own}):
+            for path, body in (("services", {"service": spec}), ("apply", {"services": [spec]})):
+                answer = await vipd.ask("POST", f"/v1/{path}", body)
+                assert (answer.status, answer.kind) == (422, "invalid"), check
+                assert answer.body["error"]["problems"], check

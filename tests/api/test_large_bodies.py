@@ -16,6 +16,7 @@ import yaml
 from tests.api.specs import WEB, stored
 from tests.faults.instrumented import standstills
 from tests.lab.inside import Vipd, running
+from tests.lab.stories import story_of
 from tests.model.samples import many_declared
 
 MANY = 2000
@@ -55,14 +56,12 @@ async def posted(vipd: Vipd, body: bytes) -> tuple[int, str]:
     return response.status, str(answer.get("error", {}).get("kind", ""))
 
 
-def test_a_hostile_body_is_refused() -> None:
-    async def story(vipd: Vipd) -> None:
-        answers = {name: await posted(vipd, made()) for name, made in HOSTILE.items()}
-        refusals = ((400, "malformed"), (413, "too-large"), (422, "invalid"))
-        assert {name: answer for name, answer in answers.items() if answer not in refusals} == {}
-        assert (await vipd.add(WEB)).status == 200
-
-    running(story)
+@story_of(running)
+async def test_a_hostile_body_is_refused(vipd: Vipd) -> None:
+    answers = {name: await posted(vipd, made()) for name, made in HOSTILE.items()}
+    refusals = ((400, "malformed"), (413, "too-large"), (422, "invalid"))
+    assert {name: answer for name, answer in answers.items() if answer not in refusals} == {}
+    assert (await vipd.add(WEB)).status == 200
 
 
 def added_memory(name: str) -> None:
@@ -135,40 +134,35 @@ def test_many_services_at_once_do_not_hold_the_loop(many: list[dict[str, object]
 
 
 @pytest.mark.parametrize("space", ["", " ", "\n\t"])
-def test_a_body_that_is_read_in_parts_says_the_same(space: str) -> None:
+@story_of(running)
+async def test_a_body_that_is_read_in_parts_says_the_same(vipd: Vipd, *, space: str) -> None:
     """However it is spaced, and whatever its texts hold."""
     check = {"type": "dns", "port": 53, "answer": 'q"\\, ]}[{ "services": [é\U0001f600'}
     specs = [{**WEB, "name": f"w{n}", "address": f"10.96.1.{n}", "check": check} for n in range(200)]
     whole = {"prune": True, "services": specs}
     raw = json.dumps(whole, separators=(f"{space},{space}", f"{space}:{space}")).encode()
-
-    async def story(vipd: Vipd) -> None:
-        assert await posted(vipd, raw) == (200, "")
-        exported = (await vipd.ask("GET", "/v1/export")).body["services"]
-        assert {spec["name"]: spec["check"]["answer"] for spec in exported} == {
-            spec["name"]: check["answer"] for spec in specs
-        }
-
-    running(story)
+    assert await posted(vipd, raw) == (200, "")
+    exported = (await vipd.ask("GET", "/v1/export")).body["services"]
+    assert {spec["name"]: spec["check"]["answer"] for spec in exported} == {
+        spec["name"]: check["answer"] for spec in specs
+    }
 
 
-def test_a_change_that_comes_while_many_are_judged_is_not_lost(many: list[dict[str, object]]) -> None:
-    async def story(vipd: Vipd) -> None:
-        large = asyncio.create_task(posted(vipd, json.dumps({"services": many}).encode()))
-        small = [
-            asyncio.create_task(vipd.add({**WEB, "name": f"w{n}", "address": f"10.250.0.{n}"}))
-            for n in range(1, 6)
-        ]
-        assert [(await task).status for task in small] == [200] * 5
-        assert await large == (200, "")
-        assert len(stored(vipd)) == len(vipd.kernel.names()) == MANY + 5
+@story_of(running)
+async def test_a_change_that_comes_while_many_are_judged_is_not_lost(
+    vipd: Vipd, *, many: list[dict[str, object]]
+) -> None:
+    large = asyncio.create_task(posted(vipd, json.dumps({"services": many}).encode()))
+    small = [
+        asyncio.create_task(vipd.add({**WEB, "name": f"w{n}", "address": f"10.250.0.{n}"}))
+        for n in range(1, 6)
+    ]
+    assert [(await task).status for task in small] == [200] * 5
+    assert await large == (200, "")
+    assert len(stored(vipd)) == len(vipd.kernel.names()) == MANY + 5
 
-    running(story)
 
-
-def test_many_problems_end_the_reading() -> None:
-    async def story(vipd: Vipd) -> None:
-        answer = await vipd.ask("POST", "/v1/apply", {"services": [{}] * 5000})
-        assert (answer.status, len(answer.body["error"]["problems"])) == (422, 1000)
-
-    running(story)
+@story_of(running)
+async def test_many_problems_end_the_reading(vipd: Vipd) -> None:
+    answer = await vipd.ask("POST", "/v1/apply", {"services": [{}] * 5000})
+    assert (answer.status, len(answer.body["error"]["problems"])) == (422, 1000)

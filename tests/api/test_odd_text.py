@@ -7,6 +7,7 @@ from pathlib import Path
 
 from tests.api.specs import WEB
 from tests.lab.inside import Vipd, running
+from tests.lab.stories import story_of
 
 ODD = ("\U0001f600", "\U0010ffff", "\u202e\x1b\x85\u2028", "\ufeff\uffff", "~")
 NO_TEXT = (
@@ -41,19 +42,15 @@ def test_a_check_of_any_characters_is_there_after_a_restart(tmp_path: Path) -> N
     assert running(read, root=tmp_path) == before
 
 
-def test_half_of_a_surrogate_pair_is_no_text_however_it_is_written() -> None:
-    async def story(vipd: Vipd) -> None:
-        for path in ("/v1/services", "/v1/apply"):
-            for body in NO_TEXT:
-                answer = await vipd.ask("POST", path, data=body)
-                assert (answer.status, "not JSON" in answer.body["error"]["what"]) == (400, True), body
-
-    running(story)
+@story_of(running)
+async def test_half_of_a_surrogate_pair_is_no_text_however_it_is_written(vipd: Vipd) -> None:
+    for path in ("/v1/services", "/v1/apply"):
+        for body in NO_TEXT:
+            answer = await vipd.ask("POST", path, data=body)
+            assert (answer.status, "not JSON" in answer.body["error"]["what"]) == (400, True), body
 
 
-def test_json_with_a_byte_order_mark_is_read() -> None:
-    async def story(vipd: Vipd) -> None:
-        body = json.dumps({"service": WEB}).encode("utf-8-sig")
-        assert (await vipd.ask("POST", "/v1/services", data=body)).status == 200
-
-    running(story)
+@story_of(running)
+async def test_json_with_a_byte_order_mark_is_read(vipd: Vipd) -> None:
+    body = json.dumps({"service": WEB}).encode("utf-8-sig")
+    assert (await vipd.ask("POST", "/v1/services", data=body)).status == 200

@@ -13,6 +13,7 @@ from tests.cli.conftest import Vipctl
 from tests.cli.documents import DNS, STATUS, WEB, changed, one
 from tests.cli.fake_daemon import FakeDaemon, Request
 from tests.lab.inside import Vipd, running
+from tests.lab.stories import story_of
 from tests.model.samples import block
 
 Json = dict[str, Any]
@@ -40,27 +41,25 @@ def differences(ours: Any, real: Any, at: str = "") -> list[str]:
     return [at] if ours != real and "NoneType" not in (ours, real) else []
 
 
-def test_the_documents_of_the_fake_daemon_are_like_the_real_ones() -> None:
-    async def story(vipd: Vipd) -> None:
-        for view in (DNS, WEB):
-            real = (await vipd.add(view["spec"])).status
-            assert real == 200
-            service = await vipd.service(view["name"].replace("/", "%2F"))
-            assert differences(shape(view), shape(service)) == []
-        (vipd.services_dir / "bad.yaml").write_text("apiVersion: vipd/v1\nservices: [{}]\n")
-        vipd.backends["10.0.0.1"] = "connection refused"
-        vipd.declare(
-            block("10.96.0.77", "sick", "10.0.0.1").replace(
-                "]}", "], check: {type: tcp, port: 1, fall: 1, interval: 100ms}}"
-            )
+@story_of(running)
+async def test_the_documents_of_the_fake_daemon_are_like_the_real_ones(vipd: Vipd) -> None:
+    for view in (DNS, WEB):
+        real = (await vipd.add(view["spec"])).status
+        assert real == 200
+        service = await vipd.service(view["name"].replace("/", "%2F"))
+        assert differences(shape(view), shape(service)) == []
+    (vipd.services_dir / "bad.yaml").write_text("apiVersion: vipd/v1\nservices: [{}]\n")
+    vipd.backends["10.0.0.1"] = "connection refused"
+    vipd.declare(
+        block("10.96.0.77", "sick", "10.0.0.1").replace(
+            "]}", "], check: {type: tcp, port: 1, fall: 1, interval: 100ms}}"
         )
-        await vipd.reload()
-        status = await vipd.until_status(lambda status: status["serving"]["unhealthy"])
-        assert differences(shape(STATUS), shape({k: v for k, v in status.items() if k != "apiVersion"})) == []
-        answer = await vipd.add(DNS["spec"])
-        assert differences(shape(changed(("created", "dns"))), shape(answer.body)) == [".apiVersion"]
-
-    running(story)
+    )
+    await vipd.reload()
+    status = await vipd.until_status(lambda status: status["serving"]["unhealthy"])
+    assert differences(shape(STATUS), shape({k: v for k, v in status.items() if k != "apiVersion"})) == []
+    answer = await vipd.add(DNS["spec"])
+    assert differences(shape(changed(("created", "dns"))), shape(answer.body)) == [".apiVersion"]
 
 
 def test_warnings_of_a_change_are_told_on_stderr(vipctl: Vipctl, daemon: FakeDaemon) -> None:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.lab.inside import Answer, Vipd, declare, running
+from tests.lab.stories import story_of
 
 Json = dict[str, Any]
 
@@ -49,77 +50,68 @@ async def begin(vipd: Vipd, *specs: Json) -> dict[str, Json]:
     return await stored(vipd)
 
 
-def test_what_each_change_does() -> None:
-    async def story(vipd: Vipd) -> None:
-        for change in CHANGED.split("\n\n")[1:]:
-            name, *lines = change.strip().splitlines()
-            parts = dict(line.split(": ", 1) for line in lines)
-            began = await begin(vipd, *yaml.safe_load(parts["before"]))
-            answer = await ask(vipd, parts["request"])
-            assert answer.status == 200, (name, answer)
-            results = {each["name"]: each["action"] for each in answer.body["results"]}
-            assert results == yaml.safe_load(parts["results"]), name
-            found, after = await stored(vipd), yaml.safe_load(parts["after"])
-            assert found.keys() == after.keys(), name
-            for service, fields in after.items():
-                assert {key: found[service].get(key) for key in fields} == fields, name
-            assert answer.body["changed"] is (found != began), name
-            assert (await vipd.service("filed"))["spec"]["backends"] == ["10.244.0.5"], name
-
-    running(story, with_filed)
+@story_of(running, with_filed)
+async def test_what_each_change_does(vipd: Vipd) -> None:
+    for change in CHANGED.split("\n\n")[1:]:
+        name, *lines = change.strip().splitlines()
+        parts = dict(line.split(": ", 1) for line in lines)
+        began = await begin(vipd, *yaml.safe_load(parts["before"]))
+        answer = await ask(vipd, parts["request"])
+        assert answer.status == 200, (name, answer)
+        results = {each["name"]: each["action"] for each in answer.body["results"]}
+        assert results == yaml.safe_load(parts["results"]), name
+        found, after = await stored(vipd), yaml.safe_load(parts["after"])
+        assert found.keys() == after.keys(), name
+        for service, fields in after.items():
+            assert {key: found[service].get(key) for key in fields} == fields, name
+        assert answer.body["changed"] is (found != began), name
+        assert (await vipd.service("filed"))["spec"]["backends"] == ["10.244.0.5"], name
 
 
-def test_what_is_refused_changes_nothing_and_says_why_or_what_to_do() -> None:
-    async def story(vipd: Vipd) -> None:
-        before = await begin(vipd, DNS, WEB | {"address": "10.96.0.30"}, NAMED)
-        differing = []
-        for refusal in REFUSED.partition("\n\n")[2].replace("\n    ", "\0").splitlines():
-            expected, request = refusal.split("\0")
-            kind, _, words = expected.partition(": ")
-            answer = await ask(vipd, request)
-            error = answer.body.get("error", {})
-            said = " ".join(str(error.get(key)) for key in ("what", "why", "hint"))
-            if answer.kind != kind or words not in said:
-                differing.append((request, answer.kind, said))
-        assert not differing
-        assert await stored(vipd) == before
-
-    running(story, with_filed)
+@story_of(running, with_filed)
+async def test_what_is_refused_changes_nothing_and_says_why_or_what_to_do(vipd: Vipd) -> None:
+    before = await begin(vipd, DNS, WEB | {"address": "10.96.0.30"}, NAMED)
+    differing = []
+    for refusal in REFUSED.partition("\n\n")[2].replace("\n    ", "\0").splitlines():
+        expected, request = refusal.split("\0")
+        kind, _, words = expected.partition(": ")
+        answer = await ask(vipd, request)
+        error = answer.body.get("error", {})
+        said = " ".join(str(error.get(key)) for key in ("what", "why", "hint"))
+        if answer.kind != kind or words not in said:
+            differing.append((request, answer.kind, said))
+    assert not differing
+    assert await stored(vipd) == before
 
 
-def test_every_problem_of_a_request_is_told_at_once_with_its_place() -> None:
-    async def story(vipd: Vipd) -> None:
-        many = await vipd.add({"address": "10.96.0.300", "ports": ["99999/tcp"], "colour": 1})
-        assert len(many.body["error"]["problems"]) == 3
-        one = (await vipd.add(DNS | {"colour": "red"})).body["error"]
-        assert one["what"] == 'unknown key "colour"'
-        assert one["problems"] == [f"{one['what']}; {one['hint']}"]
-        (placed,) = (await vipd.add(DNS | {"backends": ["10.244.0.5", "oops"]})).body["error"]["problems"]
-        assert placed.startswith("backends[1]: ")
-        specs = [{"name": name, "address": name, "ports": [1]} for name in ("x", "y")]
-        both = "\n".join((await vipd.ask("POST", "/v1/apply", {"services": specs})).body["error"]["problems"])
-        assert '"x"' in both
-        assert '"y"' in both
-
-    running(story)
+@story_of(running)
+async def test_every_problem_of_a_request_is_told_at_once_with_its_place(vipd: Vipd) -> None:
+    many = await vipd.add({"address": "10.96.0.300", "ports": ["99999/tcp"], "colour": 1})
+    assert len(many.body["error"]["problems"]) == 3
+    one = (await vipd.add(DNS | {"colour": "red"})).body["error"]
+    assert one["what"] == 'unknown key "colour"'
+    assert one["problems"] == [f"{one['what']}; {one['hint']}"]
+    (placed,) = (await vipd.add(DNS | {"backends": ["10.244.0.5", "oops"]})).body["error"]["problems"]
+    assert placed.startswith("backends[1]: ")
+    specs = [{"name": name, "address": name, "ports": [1]} for name in ("x", "y")]
+    both = "\n".join((await vipd.ask("POST", "/v1/apply", {"services": specs})).body["error"]["problems"])
+    assert '"x"' in both
+    assert '"y"' in both
 
 
 @pytest.mark.parametrize("fallback", [False, True])
-def test_what_names_resolved_to_is_neither_exported_nor_stored(fallback: bool) -> None:
+@story_of(running, with_filed)
+async def test_what_names_resolved_to_is_neither_exported_nor_stored(vipd: Vipd, *, fallback: bool) -> None:
     backends = ["10.244.0.5", {"dns": "a.b", "port": 80}]
     keys: Json = {"fallback": {"backends": backends}} if fallback else {"backends": backends}
     served = {key: value for key, value in DNS.items() if key != "backends"} | keys
-
-    async def story(vipd: Vipd) -> None:
-        vipd.names["dns:a.b"] = ["10.244.7.7"]
-        await vipd.add(served)
-        await vipd.until(lambda: "10.244.7.7" in str(vipd.kernel.serving()) or fallback)
-        grown = await vipd.ask("PATCH", "/v1/services/dns", {"service": {"affinity": "client-ip"}})
-        assert grown.status == 200, grown
-        assert (await stored(vipd))["dns"] == served | {"affinity": "client-ip"}
-        assert "10.244.7.7" not in (vipd.state_dir / "services.yaml").read_text()
-
-    running(story, with_filed)
+    vipd.names["dns:a.b"] = ["10.244.7.7"]
+    await vipd.add(served)
+    await vipd.until(lambda: "10.244.7.7" in str(vipd.kernel.serving()) or fallback)
+    grown = await vipd.ask("PATCH", "/v1/services/dns", {"service": {"affinity": "client-ip"}})
+    assert grown.status == 200, grown
+    assert (await stored(vipd))["dns"] == served | {"affinity": "client-ip"}
+    assert "10.244.7.7" not in (vipd.state_dir / "services.yaml").read_text()
 
 
 OLD = """apiVersion: vipd/v1
@@ -166,14 +158,12 @@ def test_what_an_earlier_version_stored_serves_though_a_later_rule_forbids_it_an
     running(story, prepare, exec_checks="anywhere")
 
 
-def test_the_same_declaration_has_the_same_version() -> None:
-    async def story(vipd: Vipd) -> None:
-        await vipd.add(DNS)
-        versions = [(await vipd.ask("GET", "/v1/services/dns")).body["version"]]
-        for fallback in ("drop", None):
-            path = f"/v1/services/dns?version={versions[-1]}"
-            assert (await vipd.ask("PATCH", path, {"service": {"fallback": fallback}})).status == 200
-            versions.append((await vipd.ask("GET", "/v1/services/dns")).body["version"])
-        assert versions[0] == versions[2] != versions[1]
-
-    running(story)
+@story_of(running)
+async def test_the_same_declaration_has_the_same_version(vipd: Vipd) -> None:
+    await vipd.add(DNS)
+    versions = [(await vipd.ask("GET", "/v1/services/dns")).body["version"]]
+    for fallback in ("drop", None):
+        path = f"/v1/services/dns?version={versions[-1]}"
+        assert (await vipd.ask("PATCH", path, {"service": {"fallback": fallback}})).status == 200
+        versions.append((await vipd.ask("GET", "/v1/services/dns")).body["version"])
+    assert versions[0] == versions[2] != versions[1]
