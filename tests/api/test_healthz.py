@@ -52,9 +52,7 @@ def test_a_first_write_that_hangs_shows_after_a_minute() -> None:
 
 
 @story_of(running, one_service, simulated=True)
-async def test_a_change_that_hangs_shows_after_a_minute_though_others_follow(
-    vipd: Vipd,
-) -> None:
+async def test_a_change_that_hangs_shows_after_a_minute_though_others_follow(vipd: Vipd) -> None:
     await asyncio.sleep(1000)
     vipd.kernel.gate.clear()
     changes = []

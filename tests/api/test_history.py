@@ -191,10 +191,7 @@ async def test_a_rollback_takes_back_what_is_not_confirmed(vipd: Vipd, *, revisi
     assert (await rollback(vipd, 0)).kind == "conflict", "another revision is another change"
     assert (await rollback(vipd, revision, "?confirm=60")).kind == "invalid"
     assert actions(await rollback(vipd, revision, "?dry_run=1"))
-    assert actions(await rollback(vipd, revision)) == {
-        "web": "changed",
-        "kube-system/kube-dns": "removed",
-    }
+    assert actions(await rollback(vipd, revision)) == {"web": "changed", "kube-system/kube-dns": "removed"}
     assert await held(vipd) == {"web": ["10.244.0.7"]}
     assert stored(vipd) == {"web"}
     assert await newest(vipd) == "takes back 2: before it was confirmed"

@@ -21,33 +21,34 @@ from tests.model.samples import many_declared
 
 MANY = 2000
 CLIENT = "client"
+MILLION = 1_000_000
 
-HOSTILE: dict[str, Callable[[], bytes]] = {
-    "nothing": lambda: b"",
-    "no object": lambda: b"[]",
-    "empty services": lambda: b'{"services":[' + b",".join([b"{}"] * 300_000) + b"]}",
-    "numbers": lambda: b'{"services":[' + b",".join([b"1"] * 5_000_000) + b"]}",
-    "lists": lambda: b'{"services":[' + b"[]," * 5_000_000 + b"[]]}",
-    "lists in one service": lambda: b'{"services":[[' + b"[]," * 5_000_000 + b"[]]]}",
-    "lists elsewhere": lambda: b'{"other":[' + b"[]," * 5_000_000 + b"[]]}",
-    "brackets": lambda: b"[" * 15_000_000,
-    "brackets in a service": lambda: b'{"services":[{"name":' + b"[" * 15_000_000,
-    "braces": lambda: b'{"a":' * 3_000_000,
-    "digits": lambda: b'{"prune":' + b"9" * 3_000_000 + b"}",
-    "digits of a fraction": lambda: b'{"services":[{"a":0.' + b"3" * 3_000_000 + b"}]}",
-    "digits of an exponent": lambda: b'{"services":[{"a":1e' + b"3" * 3_000_000 + b"}]}",
-    "a text": lambda: b'{"services":[{"name":"' + b"x" * 15_000_000 + b'"}]}',
-    "escapes": lambda: b'{"services":[{"name":"' + b'\\"' * 7_000_000 + b'"}]}',
-    "texts without end": lambda: b'{"services":[' + b'"' * 1_000_001,
-    "spaces": lambda: b" " * 15_000_000,
-    "zeros": lambda: b"\x00" * 15_000_000,
-    "two lists": lambda: b'{"services":[{}],"services":[{}]}',
-    "no comma": lambda: b'{"services":[{} {}]}',
-    "a comma too many": lambda: b'{"services":[{},]}',
-    "no end": lambda: b'{"services":[{}',
-    "half a surrogate pair": lambda: b'{"services":[{"name":"\\ud800"}]}',
+HOSTILE: dict[str, Callable[[int], bytes]] = {
+    "nothing": lambda million: b"",
+    "no object": lambda million: b"[]",
+    "empty services": lambda million: b'{"services":[' + b",".join([b"{}"] * (3 * million // 10)) + b"]}",
+    "numbers": lambda million: b'{"services":[' + b",".join([b"1"] * (5 * million)) + b"]}",
+    "lists": lambda million: b'{"services":[' + b"[]," * (5 * million) + b"[]]}",
+    "lists in one service": lambda million: b'{"services":[[' + b"[]," * (5 * million) + b"[]]]}",
+    "lists elsewhere": lambda million: b'{"other":[' + b"[]," * (5 * million) + b"[]]}",
+    "brackets": lambda million: b"[" * (15 * million),
+    "brackets in a service": lambda million: b'{"services":[{"name":' + b"[" * (15 * million),
+    "braces": lambda million: b'{"a":' * (3 * million),
+    "digits": lambda million: b'{"prune":' + b"9" * (3 * million) + b"}",
+    "digits of a fraction": lambda million: b'{"services":[{"a":0.' + b"3" * (3 * million) + b"}]}",
+    "digits of an exponent": lambda million: b'{"services":[{"a":1e' + b"3" * (3 * million) + b"}]}",
+    "a text": lambda million: b'{"services":[{"name":"' + b"x" * (15 * million) + b'"}]}',
+    "escapes": lambda million: b'{"services":[{"name":"' + b'\\"' * (7 * million) + b'"}]}',
+    "texts without end": lambda million: b'{"services":[' + b'"' * (million + 1),
+    "spaces": lambda million: b" " * (15 * million),
+    "zeros": lambda million: b"\x00" * (15 * million),
+    "two lists": lambda million: b'{"services":[{}],"services":[{}]}',
+    "no comma": lambda million: b'{"services":[{} {}]}',
+    "a comma too many": lambda million: b'{"services":[{},]}',
+    "no end": lambda million: b'{"services":[{}',
+    "half a surrogate pair": lambda million: b'{"services":[{"name":"\\ud800"}]}',
 }
-"""Made when asked for: together they are 150 MB."""
+"""Made when asked for: of a whole million they are 150 MB together."""
 
 
 async def posted(vipd: Vipd, body: bytes) -> tuple[int, str]:
@@ -58,7 +59,7 @@ async def posted(vipd: Vipd, body: bytes) -> tuple[int, str]:
 
 @story_of(running)
 async def test_a_hostile_body_is_refused(vipd: Vipd) -> None:
-    answers = {name: await posted(vipd, made()) for name, made in HOSTILE.items()}
+    answers = {name: await posted(vipd, made(MILLION // 10)) for name, made in HOSTILE.items()}
     refusals = ((400, "malformed"), (413, "too-large"), (422, "invalid"))
     assert {name: answer for name, answer in answers.items() if answer not in refusals} == {}
     assert (await vipd.add(WEB)).status == 200
@@ -69,7 +70,7 @@ def added_memory(name: str) -> None:
     import resource
 
     async def story(vipd: Vipd) -> None:
-        body = io.BytesIO(HOSTILE[name]())
+        body = io.BytesIO(HOSTILE[name](MILLION))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         async with vipd.session.post("http://vipd/v1/apply", data=body) as response:
             assert response.status >= 400

@@ -80,11 +80,7 @@ async def test_a_flag_is_1_or_true_0_or_false(vipd: Vipd) -> None:
 
 WRONG_TYPES: tuple[tuple[str, str, dict[str, object]], ...] = (
     ("POST", "/v1/services", {"service": {**DNS, "respond_to_ping": "true"}}),
-    (
-        "POST",
-        "/v1/services",
-        {"service": {**DNS, "backends": [{"address": "10.2.0.1", "backup": "true"}]}},
-    ),
+    ("POST", "/v1/services", {"service": {**DNS, "backends": [{"address": "10.2.0.1", "backup": "true"}]}}),
     ("PATCH", "/v1/services/web", {"service": {"respond_to_ping": "false"}}),
     ("PATCH", BACKEND, {"weight": "2"}),
     ("PATCH", BACKEND, {"weight": True}),

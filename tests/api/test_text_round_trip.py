@@ -8,6 +8,7 @@ import copy
 import json
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -26,39 +27,13 @@ Path_ = tuple[str | int, ...]
 
 WORDS = (
     *("", " ", "  a  ", "\t", "\n", "a\nb", "\r\n", "\x85", "\u2028", "\u2029", "\ufeff", "\ufffe", "\uffff"),
-    *(
-        "\x00",
-        "\x1b[2J",
-        "\x7f",
-        "\x80",
-        "\x9b",
-        "\u200d",
-        "\u202e",
-        "\u2066",
-        "\ufdd0",
-        "\ue000",
-        "\U0010ffff",
-    ),
+    *("\x00", "\x1b[2J", "\x7f", "\x80", "\x9b", "\u200d", "\u202e", "\u2066", "\ufdd0", "\ue000"),
+    *("\U0010ffff"),
     *("\U0001f600", "\U0001f469\u200d\U0001f4bb", "e\u0301", "\u65e5\u672c", "\xa0", "\xad", "\U000e0001"),
     *("no", "yes", "on", "off", "y", "~", "null", "true", "1e3", "0x1f", "0o17", "017", "1_000", "12:30:45"),
     *(".inf", ".nan", "2026-01-01", "+1", "=", "<<", "-", "- a", "?", ": ", "a: b", "a #b", "#a", "&a", "*a"),
-    *(
-        "!a",
-        "|",
-        ">",
-        "%a",
-        "@a",
-        "`a",
-        "'",
-        '"',
-        "'a'",
-        '"a"',
-        "\\",
-        "\\u0041",
-        "\\ud83d\\ude00",
-        "{a}",
-        "[a]",
-    ),
+    *("!a", "|", ">", "%a", "@a", "`a", "'", '"', "'a'", '"a"', "\\", "\\u0041", "\\ud83d\\ude00"),
+    *("{a}", "[a]"),
     *("{", "a,b", "---", "...", "--- a", "x" * 499, "ab " * 160, "\U0001f600" * 240),
 )
 ANY_CHARACTER = st.characters(exclude_categories=[])
@@ -131,6 +106,7 @@ def test_half_of_a_surrogate_pair_is_refused_for_every_key(
     assert declare(file_of(changed(*where, text + half))).problems
 
 
+@cache
 def odd_services() -> list[dict[str, Any]]:
     """A service for each key that takes any text and names nothing of this host, and each odd text."""
     found: list[dict[str, Any]] = []

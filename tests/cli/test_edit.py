@@ -276,11 +276,7 @@ async def test_a_service_of_a_file_is_refused_before_the_editor_opens(desk: Desk
 
 @pytest.mark.parametrize(
     ("script", "told", "code"),
-    [
-        ("exit 3", "exit code 3", 1),
-        ("kill -INT $$", "SIGINT", 130),
-        ("kill -HUP $$", "SIGHUP", 1),
-    ],
+    [("exit 3", "exit code 3", 1), ("kill -INT $$", "SIGINT", 130), ("kill -HUP $$", "SIGHUP", 1)],
 )
 @story_of(at_a_desk)
 async def test_an_editor_that_fails_changes_nothing(desk: Desk, *, script: str, told: str, code: int) -> None:

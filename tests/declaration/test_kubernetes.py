@@ -6,15 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.declaration.manifests import (
-    Json,
-    backends,
-    endpoint_slice,
-    notes,
-    only,
-    read,
-    service,
-)
+from tests.declaration.manifests import Json, backends, endpoint_slice, notes, only, read, service
 from vipd.model import limits
 from vipd.model.service import (
     Affinity,

@@ -6,19 +6,9 @@ import json
 
 import yaml
 
-from tests.declaration.manifests import (
-    endpoint_slice,
-    notes,
-    service,
-)
+from tests.declaration.manifests import endpoint_slice, notes, service
 from tests.lab.inside import declare
-from vipd.model.service import (
-    Backend,
-    Origin,
-    Protocol,
-    Service,
-    ServicePort,
-)
+from vipd.model.service import Backend, Origin, Protocol, Service, ServicePort
 
 TCP, UDP = Protocol.TCP, Protocol.UDP
 
