@@ -66,7 +66,7 @@ def differences(form: Json, case: Json, name: str) -> Json:
         "lost": places(result.problems, case.get("lost", [])),
         "noted": places(result.notes, case.get("noted", [])),
     }
-    wanted = {"lost": [], "services": [case["has"]] if "has" in case else came["services"]} | case
+    wanted: Json = {"lost": [], "services": [case["has"]] if "has" in case else came["services"]} | case
     said = "\n".join(map(str, (*result.problems, *result.notes)))
     wrong = {key: value for key, value in came.items() if value != wanted.get(key, value)}
     if wanted.get("says", "") not in said or case.get("silent", "\0") in said:
