@@ -5,19 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests.lab import unprivileged
+from tests.lab.daemon import UnixConnection
 from tests.lab.flow import Process, finish
 from tests.lab.namespace_names import new_prefix
 from tests.lab.node import Node
@@ -25,20 +25,6 @@ from tests.model.samples import HEAD
 
 PATIENCE_SECONDS = 60.0
 """For what takes a second, on a machine that does much else."""
-
-
-class _UnixHttp(HTTPConnection):
-    """HTTP over a UNIX socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("vipd", timeout=PATIENCE_SECONDS)
-        self._path = path
-
-    def connect(self) -> None:
-        """Connect to the path."""
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(PATIENCE_SECONDS)
-        self.sock.connect(str(self._path))
 
 
 class ConfiguredHost:
@@ -151,16 +137,16 @@ class ConfiguredHost:
         finally:
             finish(process)
 
-    def hold(self) -> _UnixHttp:
+    def hold(self) -> UnixConnection:
         """A connection that stays open after a request; the caller closes it."""
-        connection = _UnixHttp(self.socket)
+        connection = UnixConnection(self.socket)
         connection.request("GET", "/v1/version")
         connection.getresponse().read()
         return connection
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
         """One request; status and body."""
-        connection = _UnixHttp(self.socket)
+        connection = UnixConnection(self.socket)
         try:
             connection.request(method, f"/v1/{path}", json.dumps(body) if body is not None else None)
             response = connection.getresponse()

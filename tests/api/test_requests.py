@@ -1,6 +1,8 @@
-"""Requests do what they say, or nothing: unknown parameters and members, flags, types."""
+"""Requests do what they say, or nothing: unknown parameters and members, flags, types, texts."""
 
 from __future__ import annotations
+
+import json
 
 from yarl import URL
 
@@ -117,3 +119,22 @@ async def test_an_export_can_be_applied_as_it_is(vipd: Vipd) -> None:
     exported = (await vipd.ask("GET", "/v1/export")).body
     answer = await vipd.ask("POST", "/v1/apply", exported)
     assert (answer.status, answer.body["changed"]) == (200, False)
+
+
+NO_TEXT = (
+    b'{"service": "\\ud800"}',
+    b'{"service": "\xed\xa0\x80"}',
+    '{"service": "\ud800"}'.encode("utf-16", "surrogatepass"),
+    b'{"\xed\xa0\x80": 1}',
+    b'{"service": "\xff"}',
+)
+
+
+@story_of(running)
+async def test_half_of_a_surrogate_pair_is_no_text_and_a_byte_order_mark_is_skipped(vipd: Vipd) -> None:
+    for path in ("/v1/services", "/v1/apply"):
+        for body in NO_TEXT:
+            answer = await vipd.ask("POST", path, data=body)
+            assert (answer.status, "not JSON" in answer.body["error"]["what"]) == (400, True), body
+    marked = json.dumps({"service": WEB}).encode("utf-8-sig")
+    assert (await vipd.ask("POST", "/v1/services", data=marked)).status == 200

@@ -11,7 +11,7 @@ import pytest
 from tests.api.specs import DNS, WEB, actions, stored
 from tests.lab.inside import Vipd, running
 from tests.lab.stories import story_of
-from tests.model.samples import block
+from tests.model.samples import HEAD, block
 
 TARGET = "/v1/services/kube-system%2Fkube-dns"
 ENDLESS = [("iptables-restore", "it said no")] * 1000
@@ -291,6 +291,9 @@ def test_a_broken_store_is_kept_and_changes_are_refused_with_a_hint() -> None:
         assert "vipctl reload" in json.dumps(answer.body["error"])
         assert path.read_text() == "nonsense"
         assert (await vipd.ask("GET", "/v1/services/filed")).status == 200
+        path.write_text(HEAD + block("10.96.0.20", "kept", "10.244.0.9"))
+        await vipd.reload()
+        assert vipd.kernel.names() == {"kept"}, "its frontend is taken from the file"
         path.unlink()
         await vipd.reload()
         assert actions(await vipd.add(WEB)) == {"web": "created"}
