@@ -19,6 +19,7 @@ import yaml
 from tests.lab import unprivileged
 from tests.lab.daemon import UnixConnection
 from tests.lab.flow import Process, finish
+from tests.lab.fork_server import fork_server
 from tests.lab.namespace_names import new_prefix
 from tests.lab.node import Node
 from tests.model.samples import HEAD
@@ -59,27 +60,20 @@ class ConfiguredHost:
         """The command line of a program of vipd in the namespace."""
         return ["ip", "netns", "exec", self.namespace, sys.executable, "-m", module, *arguments]
 
-    def run(self, *arguments: str, module: str = "vipd", **more: Any) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, module: str = "vipd", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run a program of vipd to its end."""
         self._write_config()
-        if not more:
-            inside = self.argv(*arguments, module=module)[4:]
-            return self._node.run(*inside, check=False, timeout=PATIENCE_SECONDS)
-        return subprocess.run(
-            self.argv(*arguments, module=module),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-            check=False,
-            **more,
-        )
+        inside = self.argv(*arguments, module=module)[4:]
+        node = self._node.with_environment(**environment)
+        return node.run(*inside, check=False, timeout=PATIENCE_SECONDS)
 
     def vipd_as_nobody(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run the daemon's program in the namespace without any privilege."""
         self._write_config()
         argv = unprivileged.command("vipd", "--config", str(self.config), *arguments)
-        inside = ["ip", "netns", "exec", self.namespace, *argv]
-        return subprocess.run(inside, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+        return fork_server("vipd").run(self.namespace, argv, None, PATIENCE_SECONDS, {})
 
     def vipd(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run the daemon's program with this host's settings to its end."""

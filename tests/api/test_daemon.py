@@ -131,7 +131,7 @@ def test_unusable_settings_end_with_78_and_all_problems(node: ConfiguredHost) ->
 
 
 def test_a_slip_in_the_environment_is_told(node: ConfiguredHost) -> None:
-    done = node.run("--config", str(node.config), "--check", env={**os.environ, "VIPD_LOGLEVEL": "debug"})
+    done = node.run("--config", str(node.config), "--check", VIPD_LOGLEVEL="debug")
     assert done.returncode == 0
     assert "VIPD_LOGLEVEL" in done.stderr
 

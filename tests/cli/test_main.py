@@ -24,6 +24,7 @@ from tests.cli.documents import DNS, STATUS, WEB, changed, one
 from tests.cli.fake_daemon import FakeDaemon
 from tests.cli.test_answers import LONG as LONG_EVENT
 from tests.cli.test_answers import event, order
+from tests.lab.fork_server import fork_server
 from tests.lab.unprivileged import command
 
 HEAVY = ("yaml", "pydantic", "aiohttp", "asyncio", "pyroute2", "http.client", "email")
@@ -68,13 +69,13 @@ def test_permission_denied_names_the_group() -> None:
         server.listen()
         path.chmod(0)
         Path(place).chmod(stat.S_IRWXU | stat.S_IXGRP | stat.S_IXOTH)
-        plain = [sys.executable, "-m", "vipd.cli.main", "--socket", str(path), "list"]
-        ended = subprocess.run(
-            command("vipd.cli.main", *plain[3:]) if os.geteuid() == 0 else plain,
-            env={"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-        )
+        words = ("--socket", str(path), "list")
+        if os.geteuid() == 0:
+            argv = command("vipd.cli.main", *words)
+            ended = fork_server("vipd").run("", argv, None, PATIENCE_SECONDS, {})
+        else:
+            plain = [sys.executable, "-m", "vipd.cli.main", *words]
+            ended = subprocess.run(plain, capture_output=True, text=True, check=False)
         group = path.group()
     assert ended.returncode == 4, ended.stderr
     assert f"Permission denied; hint: run it as root, or as a member of the group {group}" in ended.stderr
