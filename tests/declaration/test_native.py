@@ -357,7 +357,7 @@ def test_json_of_any_shape_gives_problems(spec: str) -> None:
 
 
 @pytest.mark.slow
-@PATIENT
+@settings(PATIENT, max_examples=examples(50))
 @given(st.lists(services(), max_size=4, unique_by=lambda service: service.name))
 def test_what_is_written_is_read_back_as_the_same_services(declared: list[Service]) -> None:
     text = written(declared)
