@@ -65,15 +65,8 @@ FULL = {
     "slow_start": "30s",
     "fallback": "drop",
 }
-ORDER = {
-    "service": "web",
-    "backend": "10.244.0.7",
-    "admin": "draining",
-    "weight": 3,
-    "reason": "x",
-    "for": 60,
-    "pins": 6,
-}
+ORDER = {"service": "web", "backend": "10.244.0.7", "admin": "draining", "weight": 3, "reason": "x"}
+ORDER |= {"for": 60, "pins": 6}
 BODIES: dict[str, Any] = {
     "POST /v1/services": {"service": FULL},
     "PATCH /v1/services/TARGET": {"service": {"ports": ["80"], "check": "tcp", "name": "web"}},
@@ -87,13 +80,8 @@ BODIES: dict[str, Any] = {
     "POST /v1/dataplane": {"name": "iptables"},
     "POST /v1/maintenance": {"reason": "kernel update", "for": 60},
 }
-BODILESS = {
-    "DELETE /v1/services/TARGET",
-    "POST /v1/accept-removal",
-    "DELETE /v1/maintenance",
-    "POST /v1/reload",
-    "POST /v1/confirm",
-}
+BODILESS = {"DELETE /v1/services/TARGET", "POST /v1/accept-removal", "DELETE /v1/maintenance"}
+BODILESS |= {"POST /v1/reload", "POST /v1/confirm"}
 """Changes that read no body."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW", "X" * 3000)
 ODD = ("", "\x7f", "\udcff", "é", "[", "[::1", "::1%eth0:1", f"10.0.0.1:{DIGITS}", "x" * 8000, "a;" * 900)

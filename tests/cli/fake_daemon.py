@@ -57,14 +57,15 @@ class FakeDaemon:
         found = self.answers.get(f"{request.method} {unquote(request.path)}")
         if found is not None:
             return found
-        target = unquote(request.path).removeprefix("/v1/services/")
+        what = f"no service {unquote(request.path).removeprefix('/v1/services/')}"
         error = {
             "kind": "not-found",
-            "what": f"no service {target}",
+            "what": what,
             "why": "",
             "hint": "vipctl list shows them",
+            "problems": [],
         }
-        return 404, {"apiVersion": "vipd/v1", "error": error | {"problems": []}}
+        return 404, {"apiVersion": "vipd/v1", "error": error}
 
 
 class _Server(socketserver.ThreadingUnixStreamServer):

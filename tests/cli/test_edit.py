@@ -58,17 +58,9 @@ class Desk:
         """The n-th time that the editor is opened it does the n-th of these. FILE is the edited file."""
         program, here = self.path / "my editor", shlex.quote(str(self.path))
         count = f"$(ls {here} | grep -c seen)"
-        cases = [f"{number}) {script.replace('FILE', FILE)} ;;" for number, script in enumerate(scripts, 1)]
-        lines = [
-            "#!/bin/sh",
-            f'cp "$1" {here}/seen.{count}',
-            f"case {count} in",
-            *cases,
-            "*) exit 9 ;;",
-            "esac",
-            "",
-        ]
-        program.write_text("\n".join(lines))
+        cases = [f"{number}) {script.replace('FILE', FILE)} ;;\n" for number, script in enumerate(scripts, 1)]
+        copy = f'cp "$1" {here}/seen.{count}'
+        program.write_text(f"#!/bin/sh\n{copy}\ncase {count} in\n{''.join(cases)}*) exit 9 ;;\nesac\n")
         program.chmod(0o755)
         self._patch.setenv("EDITOR", f"'{program}'")
 

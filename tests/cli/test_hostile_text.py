@@ -37,29 +37,13 @@ def evil(value: Any, key: str = "") -> Any:
     return f"{value}{EVIL}" if isinstance(value, str) and key in VALUES | LISTS else value
 
 
-ETCD = {
-    "endpoint": "http://10.0.0.1:2379",
-    "connected": True,
-    "applied_revision": 7,
-    "lag": 1.0,
-    "last_change": 7,
-    "keys": 1,
-    "prefix": "/vipd/v1/",
-    "rejected": ["/vipd/v1/services/a"],
-    "held": ["/vipd/v1/services/b"],
-}
+ETCD = {"endpoint": "http://10.0.0.1:2379", "connected": True, "applied_revision": 7, "lag": 1.0, "keys": 1}
+ETCD |= {"last_change": 7, "prefix": "/vipd/v1/"}
+ETCD |= {"rejected": ["/vipd/v1/services/a"], "held": ["/vipd/v1/services/b"]}
 EVENT = event(cause="file /etc/x.yaml:3")
 ORDER = order()["override"] | {"reason": "why"}
-HOST = {
-    "name": "h1" + EVIL,
-    "version": "1",
-    "revision": 7,
-    "services": 1,
-    "problems": 1,
-    "behind": 0,
-    "seen_seconds": 3,
-    "fault": "",
-}
+HOST = {"name": "h1" + EVIL, "version": "1", "revision": 7, "services": 1, "problems": 1, "behind": 0}
+HOST |= {"seen_seconds": 3, "fault": ""}
 
 
 @pytest.fixture

@@ -166,12 +166,8 @@ def test_services_without_an_address_are_left_out(spec: Json, why: str) -> None:
 def test_what_another_proxy_serves_is_left_out() -> None:
     declared = service()
     declared["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "cilium"}
-    assert notes(declared) == [
-        (
-            "Service default/web left out: another proxy serves it "
-            "(label service.kubernetes.io/service-proxy-name)"
-        )
-    ]
+    why = "another proxy serves it (label service.kubernetes.io/service-proxy-name)"
+    assert notes(declared) == [f"Service default/web left out: {why}"]
 
 
 @pytest.mark.parametrize(

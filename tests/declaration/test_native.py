@@ -204,12 +204,8 @@ def test_backends_with_disjoint_ports_may_share_an_address() -> None:
         "      - {address: 10.0.0.1, ports: {a: 1}}\n"
         "      - {address: 10.0.0.1, ports: {b: 2}, state: down}\n"
     )
-    assert [backend.port_for(port) for backend in service.backends for port in service.ports] == [
-        1,
-        None,
-        None,
-        2,
-    ]
+    reached = [backend.port_for(port) for backend in service.backends for port in service.ports]
+    assert reached == [1, None, None, 2]
 
 
 def test_a_server_on_an_external_address_is_no_loop() -> None:
@@ -221,10 +217,6 @@ def test_short_forms_and_default_names() -> None:
     names = [service.name for service in read(HERE / "valid" / "short.yaml").services]
     v6 = "[1:2:3:4:5:6:7:8]:1/sctp"
     assert names == ["[fd00::10]:53/tcp", "10.96.0.10:53/udp", "web", "10.96.0.21:80/tcp", v6]
-
-
-def test_no_text_declares_nothing() -> None:
-    assert declare("", "x.yaml") == Declared()
 
 
 def test_a_service_overrides_defaults() -> None:
@@ -242,14 +234,6 @@ services:
     assert a.fallback == (Backend("10.9.9.9"),)
     assert (b.affinity, b.masquerade, b.refusal, b.fallback) == (None, None, RejectAction.DROP, ())
     assert c.fallback == (Backend("fd00::9"),)
-
-
-AFFINITY = {"client-ip": 10800, "{by: client-ip, timeout: 1d}": 86400, "10m": 600, "90": 90}
-
-
-def test_affinity_forms() -> None:
-    read_as = {text: one(f"    affinity: {text}\n").affinity for text in AFFINITY}
-    assert read_as == {text: Affinity(seconds) for text, seconds in AFFINITY.items()}
 
 
 def test_what_can_be_read_is_kept_beside_the_problems() -> None:
@@ -294,13 +278,6 @@ def test_a_spec_has_the_canonical_short_form() -> None:
     }
 
 
-def test_the_text_of_one_service() -> None:
-    assert written([DNS]) == (
-        "apiVersion: vipd/v1\nservices:\n"
-        "  - name: dns\n    address: 10.96.0.10\n    ports: [53/udp]\n    backends:\n      - 10.244.0.5\n"
-    )
-
-
 def test_a_service_that_the_language_cannot_say_is_not_written_wrongly() -> None:
     both = Service("x", ("10.0.0.1",), DNS.ports, refusal=RejectAction.DROP, fallback=DNS.backends)
     with pytest.raises(ValueError, match="cannot say both drop and fallback"):
@@ -321,14 +298,8 @@ def test_what_is_announced_is_read_back(announce: str, external: str) -> None:
 
 
 def test_json_obeys_the_same_rules() -> None:
-    declared = declare_spec(
-        {
-            "address": "10.96.0.10",
-            "ports": ["53/udp", {"port": "54"}],
-            "backends": ["10.96.0.10"],
-            "nmae": None,
-        }
-    )
+    spec = {"address": "10.96.0.10", "ports": ["53/udp", {"port": "54"}], "backends": ["10.96.0.10"]}
+    declared = declare_spec({**spec, "nmae": None})
     assert [str(problem) for problem in declared.problems] == [
         (
             'a.yaml:1: services[0].ports[1].port: must be an integer from 1 to 65535, not "54"; '
@@ -342,18 +313,16 @@ def test_json_obeys_the_same_rules() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    "spec",
-    [
-        *("null", "5", '"x"', "[]", "{}", '{"address": {"a": []}, "ports": [[[]]]}', "1" + "0" * 5000),
-        *("1e999", f'{{"address": {"[" * 100_000}{"]" * 100_000}}}'),
-    ],
-    ids=range(9),
+SHAPES = (
+    *("null", "5", '"x"', "[]", "{}", '{"address": {"a": []}, "ports": [[[]]]}', "1" + "0" * 5000),
+    *("1e999", f'{{"address": {"[" * 100_000}{"]" * 100_000}}}'),
 )
-def test_json_of_any_shape_gives_problems(spec: str) -> None:
-    declared = declare(f'{{"apiVersion": "vipd/v1", "services": [{spec}]}}')
-    assert not declared.services
-    assert declared.problems
+
+
+def test_json_of_any_shape_gives_problems() -> None:
+    for spec in SHAPES:
+        declared = declare(f'{{"apiVersion": "vipd/v1", "services": [{spec}]}}')
+        assert (declared.services, bool(declared.problems)) == ((), True), spec[:40]
 
 
 @pytest.mark.slow

@@ -43,16 +43,8 @@ Offered = Callable[[str, str], list[str]]
 def bash_offers(installed: InstalledManual, line: str) -> list[str]:
     script = installed.made / "completions/bash/vipctl"
     code = 'source "$1"; COMP_LINE=$2 COMP_POINT=${#2}; _vipctl; printf "%s\\n" "${COMPREPLY[@]}"'
-    return output_lines(
-        installed,
-        "bash",
-        "--norc",
-        "-c",
-        f"COMP_WORDBREAKS=$' \\t\\n\"\\'@><=;|&(:'; {code}",
-        "bash",
-        script,
-        line,
-    )
+    breaks = "COMP_WORDBREAKS=$' \\t\\n\"\\'@><=;|&(:'"
+    return output_lines(installed, "bash", "--norc", "-c", f"{breaks}; {code}", "bash", script, line)
 
 
 def fish_offers(installed: InstalledManual, line: str) -> list[str]:

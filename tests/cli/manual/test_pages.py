@@ -113,18 +113,14 @@ def test_every_key_of_a_declaration_is_told(made: Path, texts: dict[str, str]) -
     assert wanted - told - {"apiVersion", "kind"} == set()
 
 
+ESCAPES = {r"\-": "-", r"\(aq": "'", r"\(dq": '"', r"\(ga": "`", r"\(ha": "^", r"\(ti": "~"}
+
+
 def examples(page: Path) -> Iterator[str]:
     """What stands in a page between .nf and .fi, as it is shown."""
     for source in re.findall(r"^\.nf\n(.*?)^\.fi\n", page.read_text(), re.MULTILINE | re.DOTALL):
         text = re.sub(r"^\\&", "", source, flags=re.MULTILINE)
-        for escape, character in {
-            r"\-": "-",
-            r"\(aq": "'",
-            r"\(dq": '"',
-            r"\(ga": "`",
-            r"\(ha": "^",
-            r"\(ti": "~",
-        }.items():
+        for escape, character in ESCAPES.items():
             text = text.replace(escape, character)
         yield text.replace(r"\e", "\\")
 
