@@ -50,10 +50,7 @@ async def test_the_history_is_listed_the_newest_first_with_who_and_what(vipd: Vi
     assert (first["revision"], first["actions"], first["reason"]) == (1, {"created": 2}, "")
     dns, web = (await vipd.ask("GET", "/v1/history/2")).body["entry"]["services"]
     assert (dns["before"]["backends"], dns["after"]) == (DNS["backends"], None)
-    assert (web["before"]["backends"], web["after"]["backends"]) == (
-        ["10.244.0.7"],
-        ["10.244.0.7", "10.244.0.8"],
-    )
+    assert (web["before"]["backends"], web["after"]["backends"]) == (WEB["backends"], CHANGED_WEB["backends"])
     for missing in ("3", "0", "-1", "x", "%ff", "9" * 99):
         assert (await vipd.ask("GET", f"/v1/history/{missing}")).kind == "not-found"
 

@@ -58,14 +58,8 @@ class FakeDaemon:
         if found is not None:
             return found
         what = f"no service {unquote(request.path).removeprefix('/v1/services/')}"
-        error = {
-            "kind": "not-found",
-            "what": what,
-            "why": "",
-            "hint": "vipctl list shows them",
-            "problems": [],
-        }
-        return 404, {"apiVersion": "vipd/v1", "error": error}
+        error = {"kind": "not-found", "what": what, "why": "", "hint": "vipctl list shows them"}
+        return 404, {"apiVersion": "vipd/v1", "error": error | {"problems": []}}
 
 
 class _Server(socketserver.ThreadingUnixStreamServer):

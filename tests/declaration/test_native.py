@@ -246,11 +246,8 @@ def test_what_can_be_read_is_kept_beside_the_problems() -> None:
 def test_a_misspelt_key_is_one_problem_though_that_key_is_required() -> None:
     service = "{addres: 10.0.0.1, port: 53/udp, backends: [{adress: 10.0.0.2}]}"
     found = declare(f"apiVersion: vipd/v1\nservices: [{service}]", "x.yaml")
-    assert [problem.what for problem in found.problems] == [
-        'unknown key "addres"',
-        'unknown key "port"',
-        'unknown key "adress"',
-    ]
+    unknown = [f'unknown key "{key}"' for key in ("addres", "port", "adress")]
+    assert [problem.what for problem in found.problems] == unknown
 
 
 def test_a_torn_file_does_not_half_declare_its_last_document() -> None:

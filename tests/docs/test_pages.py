@@ -52,7 +52,7 @@ def fault_of(step: Step, actions: Commands, code: int, printed: str) -> str:
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> Iterator[Mapping[Path, Future[dict[Path, list[str]]]]]:
     """The wanted pages, all at work at the same time: most of it is waiting. Other tests have pages, too."""
-    wanted = {
+    wanted: set[Path] = {
         item.callspec.params["page"]
         for item in request.session.items
         if isinstance(item, pytest.Function) and item.function is test_a_page_does_what_it_says
