@@ -52,11 +52,10 @@ def fault_of(step: Step, actions: Commands, code: int, printed: str) -> str:
 @pytest.fixture(scope="module")
 def runs(request: pytest.FixtureRequest) -> Iterator[Mapping[Path, Future[dict[Path, list[str]]]]]:
     """The wanted pages, all at work at the same time: most of it is waiting. Other tests have pages, too."""
-    wanted: set[Path] = {
-        item.callspec.params["page"]
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.function is test_a_page_does_what_it_says
-    }
+    wanted: set[Path] = set()
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and item.function is test_a_page_does_what_it_says:
+            wanted.add(item.callspec.params["page"])  # type: ignore[arg-type]  # it is one
     with ThreadPoolExecutor(len(PAGES)) as pool:
         short = sorted((p for p in wanted if p.name in SHORT), key=lambda page: SHORT.index(page.name))
         runs = {page: pool.submit(faults_in, [page]) for page in wanted.difference(short)}
