@@ -134,7 +134,8 @@ def test_a_status_names_what_serves_of_each_declaration_with_problems(
     assert "3 declarations have problems" in out
     assert "\nLast apply   none needed; the first comparison took 31 ms\n" in out
     daemon.answer("GET /v1/services", {"services": []})
-    assert "no service serves, with 4 problems; hint: vipctl status" in vipctl("list").err
+    daemon.answer("GET /v1/status", STATUS | {"sources": [source, source]})
+    assert "no service serves, with 8 problems; hint: vipctl status" in vipctl("list").err
     older = {k: v for k, v in STATUS["sources"][0].items() if k != "refused"}
     daemon.answer("GET /v1/status", STATUS | {"sources": [older]})
     assert f"Problems\n  {older['problems'][0]}\n" in vipctl("status").out
