@@ -62,16 +62,11 @@ items:
       manager: kubectl
     name: web
     namespace: shop
-    resourceVersion: "1234"
-    uid: 0b0d4f52-0d28-4a8d-8d3c-2ff4f53a2a11
   spec:
     clusterIP: 10.96.7.7
     clusterIPs:
     - 10.96.7.7
     internalTrafficPolicy: Cluster
-    ipFamilies:
-    - IPv4
-    ipFamilyPolicy: SingleStack
     ports:
     - port: 80
       protocol: TCP
@@ -93,7 +88,6 @@ items:
   kind: EndpointSlice
   metadata:
     creationTimestamp: null
-    generateName: web-
     labels:
       kubernetes.io/service-name: web
     name: web-x2x4z
