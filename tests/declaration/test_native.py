@@ -221,7 +221,7 @@ def test_short_forms_and_default_names() -> None:
 
 def test_a_service_overrides_defaults() -> None:
     text = """apiVersion: vipd/v1
-defaults: {affinity: client-ip, masquerade: always, fallback: {backends: [10.9.9.9, "fd00::9"]}}
+defaults: {affinity: {by: client-ip}, masquerade: always, fallback: {backends: [10.9.9.9, "fd00::9"]}}
 services:
   - {name: a, address: 10.96.0.1, ports: 53}
   - {name: b, address: 10.96.0.2, ports: 53, affinity: none, masquerade: auto, fallback: drop}
