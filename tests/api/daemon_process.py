@@ -5,40 +5,27 @@ from __future__ import annotations
 import contextlib
 import json
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from tests.lab import unprivileged
+from tests.lab.daemon import UnixConnection
 from tests.lab.flow import Process, finish
+from tests.lab.fork_server import fork_server
 from tests.lab.namespace_names import new_prefix
 from tests.lab.node import Node
 from tests.model.samples import HEAD
 
 PATIENCE_SECONDS = 60.0
 """For what takes a second, on a machine that does much else."""
-
-
-class _UnixHttp(HTTPConnection):
-    """HTTP over a UNIX socket."""
-
-    def __init__(self, path: Path) -> None:
-        super().__init__("vipd", timeout=PATIENCE_SECONDS)
-        self._path = path
-
-    def connect(self) -> None:
-        """Connect to the path."""
-        self.sock = socket.socket(socket.AF_UNIX)
-        self.sock.settimeout(PATIENCE_SECONDS)
-        self.sock.connect(str(self._path))
 
 
 class ConfiguredHost:
@@ -73,27 +60,20 @@ class ConfiguredHost:
         """The command line of a program of vipd in the namespace."""
         return ["ip", "netns", "exec", self.namespace, sys.executable, "-m", module, *arguments]
 
-    def run(self, *arguments: str, module: str = "vipd", **more: Any) -> subprocess.CompletedProcess[str]:
+    def run(
+        self, *arguments: str, module: str = "vipd", **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         """Run a program of vipd to its end."""
         self._write_config()
-        if not more:
-            inside = self.argv(*arguments, module=module)[4:]
-            return self._node.run(*inside, check=False, timeout=PATIENCE_SECONDS)
-        return subprocess.run(
-            self.argv(*arguments, module=module),
-            capture_output=True,
-            text=True,
-            timeout=PATIENCE_SECONDS,
-            check=False,
-            **more,
-        )
+        inside = self.argv(*arguments, module=module)[4:]
+        node = self._node.with_environment(**environment)
+        return node.run(*inside, check=False, timeout=PATIENCE_SECONDS)
 
     def vipd_as_nobody(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run the daemon's program in the namespace without any privilege."""
         self._write_config()
         argv = unprivileged.command("vipd", "--config", str(self.config), *arguments)
-        inside = ["ip", "netns", "exec", self.namespace, *argv]
-        return subprocess.run(inside, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=False)
+        return fork_server("vipd").run(self.namespace, argv, None, PATIENCE_SECONDS, {})
 
     def vipd(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run the daemon's program with this host's settings to its end."""
@@ -151,16 +131,16 @@ class ConfiguredHost:
         finally:
             finish(process)
 
-    def hold(self) -> _UnixHttp:
+    def hold(self) -> UnixConnection:
         """A connection that stays open after a request; the caller closes it."""
-        connection = _UnixHttp(self.socket)
+        connection = UnixConnection(self.socket)
         connection.request("GET", "/v1/version")
         connection.getresponse().read()
         return connection
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
         """One request; status and body."""
-        connection = _UnixHttp(self.socket)
+        connection = UnixConnection(self.socket)
         try:
             connection.request(method, f"/v1/{path}", json.dumps(body) if body is not None else None)
             response = connection.getresponse()

@@ -13,6 +13,7 @@ import pytest
 
 from tests.api.specs import WEB
 from tests.lab.inside import Vipd, running
+from tests.lab.stories import story_of
 from tests.model.samples import block, many_declared
 
 NOBODY, SOMEBODY = 65534, 65533
@@ -111,43 +112,36 @@ def has_ended(connection: socket.socket) -> bool:
 
 @pytest.mark.root
 @pytest.mark.parametrize("sent", [b"", GET[:30], GET, DIFF], ids=["silent", "half a head", "kept", "in work"])
-def test_what_one_user_holds_keeps_neither_root_nor_others_out(sent: bytes) -> None:
-    async def story(vipd: Vipd) -> None:
-        async with writing(vipd), held(vipd, 2 * OF_ONE, sent, NOBODY) as connections:
-            assert [await asked(vipd, uid) for uid in (0, SOMEBODY)] == [200, 200]
-            assert sum(not has_ended(each) for each in connections) <= OF_ONE
-            assert await asked(vipd, NOBODY) == (503 if sent == DIFF else 200)
-
-    running(story)
+@story_of(running)
+async def test_what_one_user_holds_keeps_neither_root_nor_others_out(vipd: Vipd, *, sent: bytes) -> None:
+    async with writing(vipd), held(vipd, 2 * OF_ONE, sent, NOBODY) as connections:
+        assert [await asked(vipd, uid) for uid in (0, SOMEBODY)] == [200, 200]
+        assert sum(not has_ended(each) for each in connections) <= OF_ONE
+        assert await asked(vipd, NOBODY) == (503 if sent == DIFF else 200)
 
 
 @pytest.mark.root
-def test_root_gets_in_though_many_users_hold_all_there_is() -> None:
-    async def story(vipd: Vipd) -> None:
-        async with contextlib.AsyncExitStack() as stack:
-            await stack.enter_async_context(writing(vipd))
-            for user in range(ALL // OF_ONE):
-                await stack.enter_async_context(held(vipd, OF_ONE, DIFF, SOMEBODY - user))
-            assert await asked(vipd, NOBODY) == 503
-            assert [await asked(vipd) for _ in range(20)] == [200] * 20
-
-    running(story)
+@story_of(running)
+async def test_root_gets_in_though_many_users_hold_all_there_is(vipd: Vipd) -> None:
+    async with contextlib.AsyncExitStack() as stack:
+        await stack.enter_async_context(writing(vipd))
+        for user in range(ALL // OF_ONE):
+            await stack.enter_async_context(held(vipd, OF_ONE, DIFF, SOMEBODY - user))
+        assert await asked(vipd, NOBODY) == 503
+        assert [await asked(vipd) for _ in range(20)] == [200] * 20
 
 
-def test_idle_and_half_sent_requests_are_ended() -> None:
+@story_of(running, simulated=True)
+async def test_idle_and_half_sent_requests_are_ended(vipd: Vipd) -> None:
     body = b"POST /v1/services HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nx"
-
-    async def story(vipd: Vipd) -> None:
-        sent = {"silent": b"", "half a head": GET[:30], "half a body": body, "idle after an answer": GET}
-        connections = {name: connect(vipd, some) for name, some in sent.items()}
-        await asyncio.sleep(10)
-        assert not any(map(has_ended, connections.values()))
-        await asyncio.sleep(80)
-        assert [name for name, each in connections.items() if not has_ended(each)] == []
-        for each in connections.values():
-            each.close()
-
-    running(story, simulated=True)
+    sent = {"silent": b"", "half a head": GET[:30], "half a body": body, "idle after an answer": GET}
+    connections = {name: connect(vipd, some) for name, some in sent.items()}
+    await asyncio.sleep(10)
+    assert not any(map(has_ended, connections.values()))
+    await asyncio.sleep(80)
+    assert [name for name, each in connections.items() if not has_ended(each)] == []
+    for each in connections.values():
+        each.close()
 
 
 def test_answers_that_nobody_takes_are_given_up() -> None:
@@ -165,42 +159,36 @@ def test_answers_that_nobody_takes_are_given_up() -> None:
     running(story, large, simulated=True)
 
 
-def test_a_stream_that_is_read_goes_on_beyond_every_limit() -> None:
-    async def story(vipd: Vipd) -> None:
-        with connect(vipd, FOLLOW) as reading:
-            await asyncio.sleep(600)
-            assert not has_ended(reading)
-            await vipd.add(WEB)
-            event = await asyncio.get_running_loop().sock_recv(reading, 1 << 16)
-            assert b'"web"' in event
-
-    running(story, simulated=True)
+@story_of(running, simulated=True)
+async def test_a_stream_that_is_read_goes_on_beyond_every_limit(vipd: Vipd) -> None:
+    with connect(vipd, FOLLOW) as reading:
+        await asyncio.sleep(600)
+        assert not has_ended(reading)
+        await vipd.add(WEB)
+        event = await asyncio.get_running_loop().sock_recv(reading, 1 << 16)
+        assert b'"web"' in event
 
 
-def test_an_answer_that_vipd_works_on_is_waited_for() -> None:
-    async def story(vipd: Vipd) -> None:
-        vipd.kernel.gate.clear()
-        adding = asyncio.create_task(vipd.add(WEB))
-        await asyncio.sleep(29)
-        vipd.kernel.gate.set()
-        assert (await adding).body["applied"] is True
-
-    running(story, simulated=True)
+@story_of(running, simulated=True)
+async def test_an_answer_that_vipd_works_on_is_waited_for(vipd: Vipd) -> None:
+    vipd.kernel.gate.clear()
+    adding = asyncio.create_task(vipd.add(WEB))
+    await asyncio.sleep(29)
+    vipd.kernel.gate.set()
+    assert (await adding).body["applied"] is True
 
 
-def test_vipctl_says_what_why_and_what_to_do() -> None:
-    async def story(vipd: Vipd) -> None:
-        await vipd.session.close()
-        async with writing(vipd), held(vipd, OF_ROOT, DIFF):
-            done = await vipd.vipctl("status")
-            with connect(vipd) as connection:
-                answer = json.loads((await received(connection)).partition(b"\r\n\r\n")[2])
-        assert done.code == 4
-        what = f"vipd takes no more connections of uid {os.geteuid()}"
-        why = f"{OF_ROOT} of that user are open, and vipd works on each of them"
-        hint = "ss -xp shows whose they are: end some of them, or try again later"
-        assert done.stderr == f"vipctl: {what}: {why}; hint: {hint}\n"
-        assert answer["apiVersion"] == "vipd/v1"
-        assert (answer["error"]["what"], answer["error"]["why"]) == (what, why)
-
-    running(story)
+@story_of(running)
+async def test_vipctl_says_what_why_and_what_to_do(vipd: Vipd) -> None:
+    await vipd.session.close()
+    async with writing(vipd), held(vipd, OF_ROOT, DIFF):
+        done = await vipd.vipctl("status")
+        with connect(vipd) as connection:
+            answer = json.loads((await received(connection)).partition(b"\r\n\r\n")[2])
+    assert done.code == 4
+    what = f"vipd takes no more connections of uid {os.geteuid()}"
+    why = f"{OF_ROOT} of that user are open, and vipd works on each of them"
+    hint = "ss -xp shows whose they are: end some of them, or try again later"
+    assert done.stderr == f"vipctl: {what}: {why}; hint: {hint}\n"
+    assert answer["apiVersion"] == "vipd/v1"
+    assert (answer["error"]["what"], answer["error"]["why"]) == (what, why)

@@ -7,6 +7,7 @@ from pathlib import Path
 from tests.api.specs import WEB
 from tests.lab.held_ports import hold
 from tests.lab.inside import Vipd, running, vipctl
+from tests.lab.stories import story_of
 from tests.model.samples import block
 from vipd.model.forwarding import Forwarding
 
@@ -23,16 +24,14 @@ def one_service(vipd: Vipd) -> None:
     vipd.declare(block("10.96.0.10", "dns", "10.244.0.5"))
 
 
-def test_vipd_is_well_while_nothing_is_to_be_done() -> None:
-    async def story(vipd: Vipd) -> None:
-        assert await health(vipd) == await health(vipd, "/livez") == WELL
-        await asyncio.sleep(3600)
-        assert await health(vipd) == WELL
-        async with vipd.session.get("http://vipd/healthz") as response:
-            body = await response.json()
-        assert (body["lastUpdated"], body["currentTime"]) == ("2027-01-15T00:00:00Z", "2027-01-15T01:00:00Z")
-
-    running(story, one_service, simulated=True)
+@story_of(running, one_service, simulated=True)
+async def test_vipd_is_well_while_nothing_is_to_be_done(vipd: Vipd) -> None:
+    assert await health(vipd) == await health(vipd, "/livez") == WELL
+    await asyncio.sleep(3600)
+    assert await health(vipd) == WELL
+    async with vipd.session.get("http://vipd/healthz") as response:
+        body = await response.json()
+    assert (body["lastUpdated"], body["currentTime"]) == ("2027-01-15T00:00:00Z", "2027-01-15T01:00:00Z")
 
 
 def test_a_first_write_that_hangs_shows_after_a_minute() -> None:
@@ -52,74 +51,64 @@ def test_a_first_write_that_hangs_shows_after_a_minute() -> None:
     running(story, hang, simulated=True)
 
 
-def test_a_change_that_hangs_shows_after_a_minute_though_others_are_wished_for_meanwhile() -> None:
-    async def story(vipd: Vipd) -> None:
-        await asyncio.sleep(1000)
+@story_of(running, one_service, simulated=True)
+async def test_a_change_that_hangs_shows_after_a_minute_though_others_follow(vipd: Vipd) -> None:
+    await asyncio.sleep(1000)
+    vipd.kernel.gate.clear()
+    changes = []
+    for number in range(4):
+        spec = {**WEB, "name": f"w{number}", "address": f"10.96.1.{number}"}
+        changes.append(asyncio.create_task(vipd.add(spec)))
+        await asyncio.sleep(20)
+        assert await health(vipd) == (200, "pending", "") or number == 3
+    assert await health(vipd) == (503, "pending", "a change is not in the kernel after 80 s")
+    vipd.kernel.gate.set()
+    await asyncio.gather(*changes)
+    assert await health(vipd) == WELL
+
+
+@story_of(running, one_service, simulated=True)
+async def test_the_age_is_that_of_the_oldest_change_that_waits(vipd: Vipd) -> None:
+    def hold_the_next(_: Forwarding) -> str:
         vipd.kernel.gate.clear()
-        changes = []
-        for number in range(4):
-            spec = {**WEB, "name": f"w{number}", "address": f"10.96.1.{number}"}
-            changes.append(asyncio.create_task(vipd.add(spec)))
-            await asyncio.sleep(20)
-            assert await health(vipd) == (200, "pending", "") or number == 3
-        assert await health(vipd) == (503, "pending", "a change is not in the kernel after 80 s")
-        vipd.kernel.gate.set()
-        await asyncio.gather(*changes)
-        assert await health(vipd) == WELL
+        return ""
 
-    running(story, one_service, simulated=True)
-
-
-def test_the_age_is_that_of_the_oldest_change_that_waits() -> None:
-    async def story(vipd: Vipd) -> None:
-        def hold_the_next(_: Forwarding) -> str:
-            vipd.kernel.gate.clear()
-            return ""
-
-        changes = []
-        vipd.kernel.gate.clear()
-        for number in (1, 2):
-            spec = {**WEB, "name": f"w{number}", "address": f"10.96.1.{number}"}
-            changes.append(asyncio.create_task(vipd.add(spec)))
-            await asyncio.sleep(40)
-        vipd.kernel.refuses = hold_the_next
-        vipd.kernel.gate.set()
-        await vipd.until(lambda: vipd.kernel.names() == {"dns", "w1"})
-        await asyncio.sleep(15)
-        assert await health(vipd) == (200, "pending", ""), "95 s after the first one"
-        await asyncio.sleep(15)
-        assert (await health(vipd))[0] == 503
-        vipd.kernel.gate.set()
-        await asyncio.gather(*changes)
-        assert await health(vipd) == WELL
-
-    running(story, one_service, simulated=True)
+    changes = []
+    vipd.kernel.gate.clear()
+    for number in (1, 2):
+        spec = {**WEB, "name": f"w{number}", "address": f"10.96.1.{number}"}
+        changes.append(asyncio.create_task(vipd.add(spec)))
+        await asyncio.sleep(40)
+    vipd.kernel.refuses = hold_the_next
+    vipd.kernel.gate.set()
+    await vipd.until(lambda: vipd.kernel.names() == {"dns", "w1"})
+    await asyncio.sleep(15)
+    assert await health(vipd) == (200, "pending", ""), "95 s after the first one"
+    await asyncio.sleep(15)
+    assert (await health(vipd))[0] == 503
+    vipd.kernel.gate.set()
+    await asyncio.gather(*changes)
+    assert await health(vipd) == WELL
 
 
-def test_a_write_that_fails_shows_at_once_and_until_one_works() -> None:
-    async def story(vipd: Vipd) -> None:
-        vipd.kernel.failures = [("iptables-restore", "it said no")] * 100
-        await vipd.add(WEB)
-        for _ in range(3):
-            status, state, message = await health(vipd)
-            assert (status, state, "it said no" in message) == (503, "failed", True)
-            await asyncio.sleep(50)
-        vipd.kernel.failures.clear()
-        await vipd.until_status(lambda status: status["state"] == "in-sync")
-        assert await health(vipd) == WELL
-
-    running(story, one_service, simulated=True)
+@story_of(running, one_service, simulated=True)
+async def test_a_write_that_fails_shows_at_once_and_until_one_works(vipd: Vipd) -> None:
+    vipd.kernel.failures = [("iptables-restore", "it said no")] * 100
+    await vipd.add(WEB)
+    for _ in range(3):
+        status, state, message = await health(vipd)
+        assert (status, state, "it said no" in message) == (503, "failed", True)
+        await asyncio.sleep(50)
+    vipd.kernel.failures.clear()
+    await vipd.until_status(lambda status: status["state"] == "in-sync")
+    assert await health(vipd) == WELL
 
 
-def test_a_refused_service_is_named_and_no_reason_to_restart_vipd() -> None:
-    async def story(vipd: Vipd) -> None:
-        vipd.kernel.refuses = lambda forwarding: "no such match" if forwarding.key.service != "dns" else ""
-        await vipd.ask(
-            "POST", "/v1/apply", {"services": [WEB, {**WEB, "name": "api", "address": "10.96.0.12"}]}
-        )
-        assert await health(vipd) == (200, "degraded", "quarantined: api, web")
-
-    running(story, one_service)
+@story_of(running, one_service)
+async def test_a_refused_service_is_named_and_no_reason_to_restart_vipd(vipd: Vipd) -> None:
+    vipd.kernel.refuses = lambda forwarding: "no such match" if forwarding.key.service != "dns" else ""
+    await vipd.ask("POST", "/v1/apply", {"services": [WEB, {**WEB, "name": "api", "address": "10.96.0.12"}]})
+    assert await health(vipd) == (200, "degraded", "quarantined: api, web")
 
 
 def test_the_tcp_address_answers_health_and_nothing_else() -> None:

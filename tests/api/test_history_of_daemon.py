@@ -52,20 +52,6 @@ def reasons(node: ConfiguredHost) -> list[str]:
     return [entry["reason"] for entry in node.get("history")["entries"]]
 
 
-def test_the_daemon_takes_it_back_by_itself(node: ConfiguredHost) -> None:
-    apply(node, AFTER, seconds=SHORT_SECONDS)
-    assert serves(node, "10.244.0.99")
-    node.wait_for(lambda: serves(node, "10.244.0.5"))
-    assert reasons(node)[0].endswith(f"not confirmed within {SHORT_SECONDS}s")
-    assert "confirmation" not in node.get("status")
-    (event, *_) = [
-        each
-        for each in reversed(node.get("events")["events"])
-        if each["event"] == "change-taken-back" and each["services"] == ["web"]
-    ]
-    assert (event["level"], event["cause"]) == ("warning", "time limit")
-
-
 def test_a_crash_neither_confirms_nor_loses_it(node: ConfiguredHost) -> None:
     apply(node, AFTER, seconds=LONG_SECONDS)
     waits = node.get("status")["confirmation"]

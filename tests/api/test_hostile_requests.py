@@ -19,99 +19,37 @@ from yarl import URL
 from tests.api.specs import DNS, WEB, routes
 from tests.lab.examples import some
 from tests.lab.inside import PATIENCE_SECONDS, Vipd, running
+from tests.lab.stories import story_of
 
 MAY_FAIL = {"connection tracking is not read"}
 """What a vipd in this process is without."""
 
 DIGITS = "9" * 5000
 WORDS = (
-    "",
-    "0",
-    "-1",
-    DIGITS,
-    "1" * 4300,
-    "1e999",
-    "nan",
-    "NaN",
-    "Infinity",
-    "0x10",
-    "1_0",
-    "１２",
-    "²",
-    "\x00",
-    "a\x00b",
-    "\n",
-    "\ud800",
-    "\U0010ffff",
-    "../../etc/passwd",
-    "[",
-    "[::1",
-    "::1%eth0",
-    "10.96.0.11:80/tcp",
-    f"10.96.0.11:{DIGITS}",
-    f"10.96.0.11@{DIGITS}",
-    f"10.96.0.0/{DIGITS}",
-    "10.96.0.11:８０",
-    "0001-01-01T00:00:00+23:59",
-    "9999-12-31T23:59:59-23:59",
-    "x" * 3000,
-    "web",
-    "web/x",
-    "10.244.0.7",
-    "%",
-    "%ZZ",
+    *("", "0", "-1", DIGITS, "1" * 4300, "1e999", "nan", "NaN", "Infinity", "0x10", "1_0", "１２", "²"),
+    *("\x00", "a\x00b", "\n", "\ud800", "\U0010ffff", "../../etc/passwd", "[", "[::1", "::1%eth0"),
+    *("10.96.0.11:80/tcp", f"10.96.0.11:{DIGITS}", f"10.96.0.11@{DIGITS}", f"10.96.0.0/{DIGITS}"),
+    *("10.96.0.11:８０", "0001-01-01T00:00:00+23:59", "9999-12-31T23:59:59-23:59", "x" * 3000, "web"),
+    *("web/x", "10.244.0.7", "%", "%ZZ"),
 )
 VALUES: tuple[Any, ...] = (
     *WORDS,
-    None,
-    True,
-    0,
-    -1,
-    1.5,
-    -0.0,
-    1e308,
-    float("inf"),
-    float("nan"),
-    10**4299,
-    2**64,
-    [],
-    {},
-    [[]],
-    [None],
-    [{}],
-    {"a": None},
-    {"": {"": []}},
-    [10**400],
-    {"type": "exec"},
-    {"type": "exec", "command": []},
-    {"type": "exec", "command": None},
-    {"type": "exec", "command": [""]},
-    {"type": "exec", "command": ["/bin/\x00"], "user": "\x00"},
-    {"type": "exec", "command": ["/bin/\ud800"], "user": "\ud800"},
-    {"type": "https", "ca": "/\x00"},
-    {"type": "https", "ca": "/\ud800"},
-    {"type": "http", "body": "(((((a{9}){9}){9}){9}){9}"},
-    {"type": "http", "body": "\ud800"},
-    {"type": "http", "status": DIGITS},
+    *(None, True, 0, -1, 1.5, -0.0, 1e308, float("inf"), float("nan"), 10**4299, 2**64, [], {}, [[]]),
+    *([None], [{}], {"a": None}, {"": {"": []}}, [10**400], {"type": "exec"}),
+    *({"type": "exec", "command": []}, {"type": "exec", "command": None}),
+    *({"type": "exec", "command": [""]}, {"type": "exec", "command": ["/bin/\x00"], "user": "\x00"}),
+    *({"type": "exec", "command": ["/bin/\ud800"], "user": "\ud800"}, {"type": "https", "ca": "/\x00"}),
+    *({"type": "https", "ca": "/\ud800"}, {"type": "http", "body": "(((((a{9}){9}){9}){9}){9}"}),
+    *({"type": "http", "body": "\ud800"}, {"type": "http", "status": DIGITS}),
     {"type": "udp", "send": "\ud800", "expect": "\ud800"},
     {"type": "dns", "query": "a." * 200, "record": "A"},
 )
 DEEP = (b'{"service":' + b"[" * 200_000, b'{"service":' + b'{"a":' * 5000 + b"1" + b"}" * 5001)
 RAW = (
     *DEEP,
-    b"[" * 5000 + b"]" * 5000,
-    b"\xff\xfe\x00",
-    b"\x80",
-    b"nul",
-    b"[]",
-    b'"x"',
-    b"NaN",
-    b"{" + b'"a":1,' * 1000 + b'"b":2}',
-    b'{"weight":' + DIGITS.encode() + b"}",
-    b'{"weight":1e99999}',
-    b'{"name":"\\ud800"}',
-    '{"a":"é"}'.encode("utf-16"),
-    b"\x00" * 100,
+    *(b"[" * 5000 + b"]" * 5000, b"\xff\xfe\x00", b"\x80", b"nul", b"[]", b'"x"', b"NaN"),
+    *(b"{" + b'"a":1,' * 1000 + b'"b":2}', b'{"weight":' + DIGITS.encode() + b"}"),
+    *(b'{"weight":1e99999}', b'{"name":"\\ud800"}', '{"a":"é"}'.encode("utf-16"), b"\x00" * 100),
 )
 FULL = {
     **WEB,
@@ -127,15 +65,8 @@ FULL = {
     "slow_start": "30s",
     "fallback": "drop",
 }
-ORDER = {
-    "service": "web",
-    "backend": "10.244.0.7",
-    "admin": "draining",
-    "weight": 3,
-    "reason": "x",
-    "for": 60,
-    "pins": 6,
-}
+ORDER = {"service": "web", "backend": "10.244.0.7", "admin": "draining", "weight": 3, "reason": "x"}
+ORDER |= {"for": 60, "pins": 6}
 BODIES: dict[str, Any] = {
     "POST /v1/services": {"service": FULL},
     "PATCH /v1/services/TARGET": {"service": {"ports": ["80"], "check": "tcp", "name": "web"}},
@@ -149,13 +80,8 @@ BODIES: dict[str, Any] = {
     "POST /v1/dataplane": {"name": "iptables"},
     "POST /v1/maintenance": {"reason": "kernel update", "for": 60},
 }
-BODILESS = {
-    "DELETE /v1/services/TARGET",
-    "POST /v1/accept-removal",
-    "DELETE /v1/maintenance",
-    "POST /v1/reload",
-    "POST /v1/confirm",
-}
+BODILESS = {"DELETE /v1/services/TARGET", "POST /v1/accept-removal", "DELETE /v1/maintenance"}
+BODILESS |= {"POST /v1/reload", "POST /v1/confirm"}
 """Changes that read no body."""
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "BREW", "X" * 3000)
 ODD = ("", "\x7f", "\udcff", "é", "[", "[::1", "::1%eth0:1", f"10.0.0.1:{DIGITS}", "x" * 8000, "a;" * 900)
@@ -165,38 +91,15 @@ HEADERS: tuple[tuple[str, str], ...] = (
     *((name, value) for name in NAMES for value in ODD),
     *(("Content-Type", f"application/json; charset={charset}") for charset in CHARSETS),
     *(("Content-Encoding", coding) for coding in ("gzip", "deflate", "br", "GZip, gzip", "\udcff", "x")),
-    ("Accept-Encoding", "gzip"),
-    ("Content-Length", DIGITS),
-    ("Content-Length", "-1"),
-    ("Content-Length", "1, 2"),
-    ("Content-Length", "１"),
-    ("Transfer-Encoding", "gzip, chunked"),
-    ("Transfer-Encoding", "chunked, identity"),
-    ("Expect", "100-continue"),
-    ("Expect", "a miracle"),
-    ("Upgrade", "websocket"),
-    ("Connection", "upgrade"),
-    ("Connection", "close, keep-alive"),
-    ("If-Modified-Since", "Thu, 99 Foo 99999 99:99:99 GMT"),
-    ("If-Range", DIGITS),
-    ("If-Match", '"'),
-    ("Cookie", "a=\udcff; " * 50),
-    ("X-Forwarded-For", "\udcff"),
-    ("a b", "c"),
-    ("\udcff", "c"),
+    *(("Accept-Encoding", "gzip"), ("Content-Length", DIGITS), ("Content-Length", "-1")),
+    *(("Content-Length", "1, 2"), ("Content-Length", "１"), ("Transfer-Encoding", "gzip, chunked")),
+    *(("Transfer-Encoding", "chunked, identity"), ("Expect", "100-continue"), ("Expect", "a miracle")),
+    *(("Upgrade", "websocket"), ("Connection", "upgrade"), ("Connection", "close, keep-alive")),
+    *(("If-Modified-Since", "Thu, 99 Foo 99999 99:99:99 GMT"), ("If-Range", DIGITS), ("If-Match", '"')),
+    *(("Cookie", "a=\udcff; " * 50), ("X-Forwarded-For", "\udcff"), ("a b", "c"), ("\udcff", "c")),
 )
-PARAMETERS: tuple[str, ...] = (
-    "from",
-    "target",
-    "service",
-    "backend",
-    "client",
-    "state",
-    "limit",
-    "since",
-    "after",
-)
-PARAMETERS += ("follow", "backends", "dry_run", "store", "fleet", "address")
+PARAMETERS: tuple[str, ...] = ("from", "target", "service", "backend", "client", "state", "limit", "since")
+PARAMETERS += ("after", "follow", "backends", "dry_run", "store", "fleet", "address")
 
 
 def broken(value: Any) -> Iterator[Any]:
@@ -285,31 +188,25 @@ def test_every_change_is_tried_with_broken_bodies() -> None:
 QUERY = "?dry_run=1&target=web&from=10.0.0.1"
 
 
-def test_every_route_with_every_method() -> None:
-    async def story(vipd: Vipd) -> None:
-        await ready(vipd)
-        for path in sorted({path for _, path in routes()}):
-            for method in METHODS:
-                for data in (b"", b"{}", b"[" * 1000):
-                    answer = await raw(vipd, method, place(path) + QUERY, (), data)
-                    faultless(answer, (method, path))
-        assert (await vipd.ask("GET", "/v1/status")).status == 200
-
-    running(story)
+@story_of(running)
+async def test_every_route_with_every_method(vipd: Vipd) -> None:
+    await ready(vipd)
+    for path in sorted({path for _, path in routes()}):
+        for method in METHODS:
+            for data in (b"", b"{}", b"[" * 1000):
+                answer = await raw(vipd, method, place(path) + QUERY, (), data)
+                faultless(answer, (method, path))
+    assert (await vipd.ask("GET", "/v1/status")).status == 200
 
 
-def test_every_route_with_hostile_headers() -> None:
-    async def story(vipd: Vipd) -> None:
-        await ready(vipd)
-        for method, path in routes():
-            data = json.dumps(BODIES.get(f"{method} {path}", {})).encode()
-            for header in some(HEADERS, (method, path)):
-                faultless(
-                    await raw(vipd, method, place(path) + QUERY, [header], data), (method, path, header)
-                )
-        assert (await vipd.ask("GET", "/v1/status")).status == 200
-
-    running(story)
+@story_of(running)
+async def test_every_route_with_hostile_headers(vipd: Vipd) -> None:
+    await ready(vipd)
+    for method, path in routes():
+        data = json.dumps(BODIES.get(f"{method} {path}", {})).encode()
+        for header in some(HEADERS, (method, path)):
+            faultless(await raw(vipd, method, place(path) + QUERY, [header], data), (method, path, header))
+    assert (await vipd.ask("GET", "/v1/status")).status == 200
 
 
 @functools.cache
@@ -319,103 +216,84 @@ def bomb() -> bytes:
 
 
 @pytest.mark.parametrize("coding", ["gzip", "GZIP", "deflate", "br", "x", "identity, gzip"])
-def test_no_body_is_decompressed(coding: str) -> None:
-    async def story(vipd: Vipd) -> None:
-        for method, path in routes():
-            header, data = ("Content-Encoding", coding), bomb() if method != "GET" else b""
-            answer = await raw(vipd, method, place(path) + QUERY, [header], data)
-            head, _, body = answer.partition(b"\r\n\r\n")
-            assert head.split()[1] == b"415", (method, path, head)
-            assert json.loads(body)["error"]["kind"] == "encoded"
-        assert (await vipd.ask("GET", "/v1/status")).status == 200
-        plain = await raw(vipd, "GET", "/v1/version", [("Content-Encoding", "identity")])
-        assert plain.split()[1] == b"200"
-
-    running(story)
+@story_of(running)
+async def test_no_body_is_decompressed(vipd: Vipd, *, coding: str) -> None:
+    for method, path in routes():
+        header, data = ("Content-Encoding", coding), bomb() if method != "GET" else b""
+        answer = await raw(vipd, method, place(path) + QUERY, [header], data)
+        head, _, body = answer.partition(b"\r\n\r\n")
+        assert head.split()[1] == b"415", (method, path, head)
+        assert json.loads(body)["error"]["kind"] == "encoded"
+    assert (await vipd.ask("GET", "/v1/status")).status == 200
+    plain = await raw(vipd, "GET", "/v1/version", [("Content-Encoding", "identity")])
+    assert plain.split()[1] == b"200"
 
 
 @pytest.mark.slow
-def test_every_route_and_parameter_with_hostile_words() -> None:
-    async def story(vipd: Vipd) -> None:
-        await ready(vipd)
-        for method, path in routes():
-            assert (await vipd.ask("GET", "/v1/services/web")).status == 200, "nothing was changed so far"
-            quiet = path.startswith(("/metrics", "/healthz", "/livez"))
-            for word in WORDS if not quiet else ():
-                for parameter in some(PARAMETERS, (method, path, word), fewer=2):
-                    if (parameter, word) == ("dry_run", "0"):
-                        continue  # it would be done
-                    if len(word) < 4000 or parameter in ("limit", "after", "client", "target"):
-                        end = "&dry_run=1" if method != "GET" and parameter != "dry_run" else ""
-                        await asked(
-                            vipd, method, f"{place(path)}?{parameter}={encoded(word)}&target=web{end}"
-                        )
-                if path != place(path):
-                    await asked(vipd, method, place(path, target=word[:3000]) + "?dry_run=1")
-                    await asked(vipd, method, place(path, backend=word[:3000]) + "?dry_run=1")
-        assert (await vipd.ask("GET", "/v1/status")).status == 200
-
-    running(story)
+@story_of(running)
+async def test_every_route_and_parameter_with_hostile_words(vipd: Vipd) -> None:
+    await ready(vipd)
+    for method, path in routes():
+        assert (await vipd.ask("GET", "/v1/services/web")).status == 200, "nothing was changed so far"
+        quiet = path.startswith(("/metrics", "/healthz", "/livez"))
+        for word in WORDS if not quiet else ():
+            for parameter in some(PARAMETERS, (method, path, word), fewer=2):
+                if (parameter, word) == ("dry_run", "0"):
+                    continue  # it would be done
+                if len(word) < 4000 or parameter in ("limit", "after", "client", "target"):
+                    end = "&dry_run=1" if method != "GET" and parameter != "dry_run" else ""
+                    await asked(vipd, method, f"{place(path)}?{parameter}={encoded(word)}&target=web{end}")
+            if path != place(path):
+                await asked(vipd, method, place(path, target=word[:3000]) + "?dry_run=1")
+                await asked(vipd, method, place(path, backend=word[:3000]) + "?dry_run=1")
+    assert (await vipd.ask("GET", "/v1/status")).status == 200
 
 
 @pytest.mark.parametrize("route", BODIES)
-def test_every_part_of_a_body_broken(route: str) -> None:
-    async def story(vipd: Vipd) -> None:
-        await ready(vipd)
-        method, path = route.split()
-        for body in some(list(broken(copy.deepcopy(BODIES[route]))), route, fewer=2):
-            data = json.dumps(body).encode()
+@story_of(running)
+async def test_every_part_of_a_body_broken(vipd: Vipd, *, route: str) -> None:
+    await ready(vipd)
+    method, path = route.split()
+    for body in some(list(broken(copy.deepcopy(BODIES[route]))), route, fewer=2):
+        data = json.dumps(body).encode()
+        await asked(vipd, method, place(path) + "?dry_run=1", data)
+    assert (await vipd.ask("GET", "/v1/status")).status == 200
+
+
+@story_of(running)
+async def test_bodies_that_are_no_json(vipd: Vipd) -> None:
+    await ready(vipd)
+    for method, path in routes():
+        for data in RAW if method != "GET" else ():
             await asked(vipd, method, place(path) + "?dry_run=1", data)
-        assert (await vipd.ask("GET", "/v1/status")).status == 200
-
-    running(story)
-
-
-def test_bodies_that_are_no_json() -> None:
-    async def story(vipd: Vipd) -> None:
-        await ready(vipd)
-        for method, path in routes():
-            for data in RAW if method != "GET" else ():
-                await asked(vipd, method, place(path) + "?dry_run=1", data)
-            for kind in (
-                "application/json; charset=none-such",
-                "text/x; charset=zip",
-                "x; charset=\x85",
-                "x",
-            ):
-                await asked(vipd, method, place(path) + "?dry_run=1", b"{}", **{"Content-Type": kind})
-            for coding in ("gzip", "deflate", "br", "x"):
-                # The server may close a connection on which it cannot find the next request.
-                with contextlib.suppress(ClientConnectionError):
-                    await asked(
-                        vipd, method, place(path) + "?dry_run=1", b"{}", **{"Content-Encoding": coding}
-                    )
-        assert (await vipd.ask("GET", "/v1/status")).status == 200
-
-    running(story)
+        for kind in ("application/json; charset=none-such", "text/x; charset=zip", "x; charset=\x85", "x"):
+            await asked(vipd, method, place(path) + "?dry_run=1", b"{}", **{"Content-Type": kind})
+        for coding in ("gzip", "deflate", "br", "x"):
+            # The server may close a connection on which it cannot find the next request.
+            with contextlib.suppress(ClientConnectionError):
+                await asked(vipd, method, place(path) + "?dry_run=1", b"{}", **{"Content-Encoding": coding})
+    assert (await vipd.ask("GET", "/v1/status")).status == 200
 
 
-def test_a_check_that_lacks_something_is_a_problem_by_itself() -> None:
-    async def story(vipd: Vipd) -> None:
-        checks: tuple[object, ...] = (
-            *(
-                {"type": "exec", "command": command}
-                for command in (None, [], [""], "check", [1.5], ["/bin/\x00"])
-            ),
-            *({"type": "exec", "command": ["/bin/true"], "user": user} for user in ("a b", None)),
-            *({"type": "https", "ca": ca} for ca in ("x", "/\x00")),
-            {"type": "exec"},
-            {"type": "udp"},
-            {"type": None},
-            {"type": {}},
-            *({}, [], 5),
-        )
-        for check in checks:
-            own = [{"address": "10.0.0.1", "check": check}]
-            for spec in ({**WEB, "check": check}, {**WEB, "backends": own}):
-                for path, body in (("services", {"service": spec}), ("apply", {"services": [spec]})):
-                    answer = await vipd.ask("POST", f"/v1/{path}", body)
-                    assert (answer.status, answer.kind) == (422, "invalid"), check
-                    assert answer.body["error"]["problems"], check
-
-    running(story)
+@story_of(running)
+async def test_a_check_that_lacks_something_is_a_problem_by_itself(vipd: Vipd) -> None:
+    checks: tuple[object, ...] = (
+        *(
+            {"type": "exec", "command": command}
+            for command in (None, [], [""], "check", [1.5], ["/bin/\x00"])
+        ),
+        *({"type": "exec", "command": ["/bin/true"], "user": user} for user in ("a b", None)),
+        *({"type": "https", "ca": ca} for ca in ("x", "/\x00")),
+        {"type": "exec"},
+        {"type": "udp"},
+        {"type": None},
+        {"type": {}},
+        *({}, [], 5),
+    )
+    for check in checks:
+        own = [{"address": "10.0.0.1", "check": check}]
+        for spec in ({**WEB, "check": check}, {**WEB, "backends": own}):
+            for path, body in (("services", {"service": spec}), ("apply", {"services": [spec]})):
+                answer = await vipd.ask("POST", f"/v1/{path}", body)
+                assert (answer.status, answer.kind) == (422, "invalid"), check
+                assert answer.body["error"]["problems"], check

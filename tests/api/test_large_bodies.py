@@ -16,37 +16,39 @@ import yaml
 from tests.api.specs import WEB, stored
 from tests.faults.instrumented import standstills
 from tests.lab.inside import Vipd, running
+from tests.lab.stories import story_of
 from tests.model.samples import many_declared
 
 MANY = 2000
 CLIENT = "client"
+MILLION = 1_000_000
 
-HOSTILE: dict[str, Callable[[], bytes]] = {
-    "nothing": lambda: b"",
-    "no object": lambda: b"[]",
-    "empty services": lambda: b'{"services":[' + b",".join([b"{}"] * 300_000) + b"]}",
-    "numbers": lambda: b'{"services":[' + b",".join([b"1"] * 5_000_000) + b"]}",
-    "lists": lambda: b'{"services":[' + b"[]," * 5_000_000 + b"[]]}",
-    "lists in one service": lambda: b'{"services":[[' + b"[]," * 5_000_000 + b"[]]]}",
-    "lists elsewhere": lambda: b'{"other":[' + b"[]," * 5_000_000 + b"[]]}",
-    "brackets": lambda: b"[" * 15_000_000,
-    "brackets in a service": lambda: b'{"services":[{"name":' + b"[" * 15_000_000,
-    "braces": lambda: b'{"a":' * 3_000_000,
-    "digits": lambda: b'{"prune":' + b"9" * 3_000_000 + b"}",
-    "digits of a fraction": lambda: b'{"services":[{"a":0.' + b"3" * 3_000_000 + b"}]}",
-    "digits of an exponent": lambda: b'{"services":[{"a":1e' + b"3" * 3_000_000 + b"}]}",
-    "a text": lambda: b'{"services":[{"name":"' + b"x" * 15_000_000 + b'"}]}',
-    "escapes": lambda: b'{"services":[{"name":"' + b'\\"' * 7_000_000 + b'"}]}',
-    "texts without end": lambda: b'{"services":[' + b'"' * 1_000_001,
-    "spaces": lambda: b" " * 15_000_000,
-    "zeros": lambda: b"\x00" * 15_000_000,
-    "two lists": lambda: b'{"services":[{}],"services":[{}]}',
-    "no comma": lambda: b'{"services":[{} {}]}',
-    "a comma too many": lambda: b'{"services":[{},]}',
-    "no end": lambda: b'{"services":[{}',
-    "half a surrogate pair": lambda: b'{"services":[{"name":"\\ud800"}]}',
+HOSTILE: dict[str, Callable[[int], bytes]] = {
+    "nothing": lambda million: b"",
+    "no object": lambda million: b"[]",
+    "empty services": lambda million: b'{"services":[' + b",".join([b"{}"] * (3 * million // 10)) + b"]}",
+    "numbers": lambda million: b'{"services":[' + b",".join([b"1"] * (5 * million)) + b"]}",
+    "lists": lambda million: b'{"services":[' + b"[]," * (5 * million) + b"[]]}",
+    "lists in one service": lambda million: b'{"services":[[' + b"[]," * (5 * million) + b"[]]]}",
+    "lists elsewhere": lambda million: b'{"other":[' + b"[]," * (5 * million) + b"[]]}",
+    "brackets": lambda million: b"[" * (15 * million),
+    "brackets in a service": lambda million: b'{"services":[{"name":' + b"[" * (15 * million),
+    "braces": lambda million: b'{"a":' * (3 * million),
+    "digits": lambda million: b'{"prune":' + b"9" * (3 * million) + b"}",
+    "digits of a fraction": lambda million: b'{"services":[{"a":0.' + b"3" * (3 * million) + b"}]}",
+    "digits of an exponent": lambda million: b'{"services":[{"a":1e' + b"3" * (3 * million) + b"}]}",
+    "a text": lambda million: b'{"services":[{"name":"' + b"x" * (15 * million) + b'"}]}',
+    "escapes": lambda million: b'{"services":[{"name":"' + b'\\"' * (7 * million) + b'"}]}',
+    "texts without end": lambda million: b'{"services":[' + b'"' * (million + 1),
+    "spaces": lambda million: b" " * (15 * million),
+    "zeros": lambda million: b"\x00" * (15 * million),
+    "two lists": lambda million: b'{"services":[{}],"services":[{}]}',
+    "no comma": lambda million: b'{"services":[{} {}]}',
+    "a comma too many": lambda million: b'{"services":[{},]}',
+    "no end": lambda million: b'{"services":[{}',
+    "half a surrogate pair": lambda million: b'{"services":[{"name":"\\ud800"}]}',
 }
-"""Made when asked for: together they are 150 MB."""
+"""Made when asked for: of a whole million they are 150 MB together."""
 
 
 async def posted(vipd: Vipd, body: bytes) -> tuple[int, str]:
@@ -55,14 +57,12 @@ async def posted(vipd: Vipd, body: bytes) -> tuple[int, str]:
     return response.status, str(answer.get("error", {}).get("kind", ""))
 
 
-def test_a_hostile_body_is_refused() -> None:
-    async def story(vipd: Vipd) -> None:
-        answers = {name: await posted(vipd, made()) for name, made in HOSTILE.items()}
-        refusals = ((400, "malformed"), (413, "too-large"), (422, "invalid"))
-        assert {name: answer for name, answer in answers.items() if answer not in refusals} == {}
-        assert (await vipd.add(WEB)).status == 200
-
-    running(story)
+@story_of(running)
+async def test_a_hostile_body_is_refused(vipd: Vipd) -> None:
+    answers = {name: await posted(vipd, made(MILLION // 10)) for name, made in HOSTILE.items()}
+    refusals = ((400, "malformed"), (413, "too-large"), (422, "invalid"))
+    assert {name: answer for name, answer in answers.items() if answer not in refusals} == {}
+    assert (await vipd.add(WEB)).status == 200
 
 
 def added_memory(name: str) -> None:
@@ -70,7 +70,7 @@ def added_memory(name: str) -> None:
     import resource
 
     async def story(vipd: Vipd) -> None:
-        body = io.BytesIO(HOSTILE[name]())
+        body = io.BytesIO(HOSTILE[name](MILLION))
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         async with vipd.session.post("http://vipd/v1/apply", data=body) as response:
             assert response.status >= 400
@@ -135,40 +135,35 @@ def test_many_services_at_once_do_not_hold_the_loop(many: list[dict[str, object]
 
 
 @pytest.mark.parametrize("space", ["", " ", "\n\t"])
-def test_a_body_that_is_read_in_parts_says_the_same(space: str) -> None:
+@story_of(running)
+async def test_a_body_that_is_read_in_parts_says_the_same(vipd: Vipd, *, space: str) -> None:
     """However it is spaced, and whatever its texts hold."""
     check = {"type": "dns", "port": 53, "answer": 'q"\\, ]}[{ "services": [é\U0001f600'}
     specs = [{**WEB, "name": f"w{n}", "address": f"10.96.1.{n}", "check": check} for n in range(200)]
     whole = {"prune": True, "services": specs}
     raw = json.dumps(whole, separators=(f"{space},{space}", f"{space}:{space}")).encode()
-
-    async def story(vipd: Vipd) -> None:
-        assert await posted(vipd, raw) == (200, "")
-        exported = (await vipd.ask("GET", "/v1/export")).body["services"]
-        assert {spec["name"]: spec["check"]["answer"] for spec in exported} == {
-            spec["name"]: check["answer"] for spec in specs
-        }
-
-    running(story)
+    assert await posted(vipd, raw) == (200, "")
+    exported = (await vipd.ask("GET", "/v1/export")).body["services"]
+    assert {spec["name"]: spec["check"]["answer"] for spec in exported} == {
+        spec["name"]: check["answer"] for spec in specs
+    }
 
 
-def test_a_change_that_comes_while_many_are_judged_is_not_lost(many: list[dict[str, object]]) -> None:
-    async def story(vipd: Vipd) -> None:
-        large = asyncio.create_task(posted(vipd, json.dumps({"services": many}).encode()))
-        small = [
-            asyncio.create_task(vipd.add({**WEB, "name": f"w{n}", "address": f"10.250.0.{n}"}))
-            for n in range(1, 6)
-        ]
-        assert [(await task).status for task in small] == [200] * 5
-        assert await large == (200, "")
-        assert len(stored(vipd)) == len(vipd.kernel.names()) == MANY + 5
+@story_of(running)
+async def test_a_change_that_comes_while_many_are_judged_is_not_lost(
+    vipd: Vipd, *, many: list[dict[str, object]]
+) -> None:
+    large = asyncio.create_task(posted(vipd, json.dumps({"services": many}).encode()))
+    small = [
+        asyncio.create_task(vipd.add({**WEB, "name": f"w{n}", "address": f"10.250.0.{n}"}))
+        for n in range(1, 6)
+    ]
+    assert [(await task).status for task in small] == [200] * 5
+    assert await large == (200, "")
+    assert len(stored(vipd)) == len(vipd.kernel.names()) == MANY + 5
 
-    running(story)
 
-
-def test_many_problems_end_the_reading() -> None:
-    async def story(vipd: Vipd) -> None:
-        answer = await vipd.ask("POST", "/v1/apply", {"services": [{}] * 5000})
-        assert (answer.status, len(answer.body["error"]["problems"])) == (422, 1000)
-
-    running(story)
+@story_of(running)
+async def test_many_problems_end_the_reading(vipd: Vipd) -> None:
+    answer = await vipd.ask("POST", "/v1/apply", {"services": [{}] * 5000})
+    assert (answer.status, len(answer.body["error"]["problems"])) == (422, 1000)

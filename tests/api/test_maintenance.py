@@ -10,6 +10,7 @@ from pathlib import Path
 
 from tests.api.specs import WEB
 from tests.lab.inside import Vipd, running
+from tests.lab.stories import story_of
 
 ADDRESSES = ["203.0.113.10", "203.0.113.11"]
 ANNOUNCED = {**WEB, "external_addresses": ADDRESSES, "announce": "routes"}
@@ -21,19 +22,17 @@ async def announced(vipd: Vipd, *addresses: str) -> None:
     await vipd.until(lambda: vipd.announced == set(addresses))
 
 
-def test_a_service_shows_what_is_announced_of_it() -> None:
-    async def story(vipd: Vipd) -> None:
-        assert (await vipd.add(ANNOUNCED)).status == 200
-        await announced(vipd, *ADDRESSES)
-        view = await vipd.service("web")
-        assert [(a["address"], a["announced"], a["reason"]) for a in view["announced"]] == [
-            (address, True, "served") for address in ADDRESSES
-        ]
-        shown = (await vipd.ask("GET", "/v1/announcements")).body
-        assert (shown["maintenance"], len(shown["addresses"]), shown["faults"]) == (None, 2, {})
-        assert (await vipd.status())["announcements"]["announced"] == 2
-
-    announcing(story)
+@story_of(announcing)
+async def test_a_service_shows_what_is_announced_of_it(vipd: Vipd) -> None:
+    assert (await vipd.add(ANNOUNCED)).status == 200
+    await announced(vipd, *ADDRESSES)
+    view = await vipd.service("web")
+    assert [(a["address"], a["announced"], a["reason"]) for a in view["announced"]] == [
+        (address, True, "served") for address in ADDRESSES
+    ]
+    shown = (await vipd.ask("GET", "/v1/announcements")).body
+    assert (shown["maintenance"], len(shown["addresses"]), shown["faults"]) == (None, 2, {})
+    assert (await vipd.status())["announcements"]["announced"] == 2
 
 
 def test_maintenance_withdraws_everything_and_survives_a_restart(tmp_path: Path) -> None:
@@ -64,33 +63,29 @@ def test_maintenance_withdraws_everything_and_survives_a_restart(tmp_path: Path)
     announcing(after, root=tmp_path)
 
 
-def test_maintenance_ends_in_time() -> None:
-    async def story(vipd: Vipd) -> None:
-        await vipd.add(ANNOUNCED)
-        await vipd.ask("POST", "/v1/maintenance", {"for": 600})
-        await asyncio.sleep(590)
-        assert vipd.announced == set()
-        await asyncio.sleep(15)
-        assert vipd.announced == set(ADDRESSES)
-        assert (await vipd.ask("GET", "/v1/maintenance")).body["maintenance"] is None
-
-    announcing(story, simulated=True)
+@story_of(announcing, simulated=True)
+async def test_maintenance_ends_in_time(vipd: Vipd) -> None:
+    await vipd.add(ANNOUNCED)
+    await vipd.ask("POST", "/v1/maintenance", {"for": 600})
+    await asyncio.sleep(590)
+    assert vipd.announced == set()
+    await asyncio.sleep(15)
+    assert vipd.announced == set(ADDRESSES)
+    assert (await vipd.ask("GET", "/v1/maintenance")).body["maintenance"] is None
 
 
-def test_what_is_no_maintenance_is_refused() -> None:
-    async def story(vipd: Vipd) -> None:
-        for body, what in (
-            ({"reason": "two\nlines"}, "reason must be one line"),
-            ({"for": 0}, "for must be seconds"),
-            ({"for": "2h"}, "for must be seconds"),
-            ({"wait": True}, 'unknown member "wait"'),
-        ):
-            answer = await vipd.ask("POST", "/v1/maintenance", body)
-            assert answer.status in (400, 422)
-            assert what in answer.body["error"]["what"]
-        assert (await vipd.ask("GET", "/v1/maintenance")).body["maintenance"] is None
-
-    running(story)
+@story_of(running)
+async def test_what_is_no_maintenance_is_refused(vipd: Vipd) -> None:
+    for body, what in (
+        ({"reason": "two\nlines"}, "reason must be one line"),
+        ({"for": 0}, "for must be seconds"),
+        ({"for": "2h"}, "for must be seconds"),
+        ({"wait": True}, 'unknown member "wait"'),
+    ):
+        answer = await vipd.ask("POST", "/v1/maintenance", body)
+        assert answer.status in (400, 422)
+        assert what in answer.body["error"]["what"]
+    assert (await vipd.ask("GET", "/v1/maintenance")).body["maintenance"] is None
 
 
 def test_a_file_that_cannot_be_read_counts_as_maintenance() -> None:

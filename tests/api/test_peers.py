@@ -16,6 +16,7 @@ import pytest
 
 from tests.api.specs import NOBODY, WEB, asked_as, routes, stored
 from tests.lab.inside import Vipd, running
+from tests.lab.stories import story_of
 
 GROUP = "users"
 """One that every Debian has."""
@@ -61,13 +62,11 @@ def test_a_socket_that_a_crash_left_is_replaced_and_any_other_file_is_left_alone
     assert precious.read_text() == "data"
 
 
-def test_the_peer_is_known_from_the_kernel() -> None:
-    async def story(vipd: Vipd) -> None:
-        await vipd.add(WEB)
-        (entry,) = (await vipd.ask("GET", "/v1/history")).body["entries"]
-        assert f"(pid {os.getpid()})" in entry["by"]
-
-    running(story)
+@story_of(running)
+async def test_the_peer_is_known_from_the_kernel(vipd: Vipd) -> None:
+    await vipd.add(WEB)
+    (entry,) = (await vipd.ask("GET", "/v1/history")).body["entries"]
+    assert f"(pid {os.getpid()})" in entry["by"]
 
 
 @pytest.mark.root
@@ -161,20 +160,13 @@ def test_a_directory_of_users_that_hangs_holds_up_nobody_else(monkeypatch: pytes
 
 
 @pytest.mark.root
-def test_every_change_is_refused_to_a_reader() -> None:
+@story_of(running)
+async def test_every_change_is_refused_to_a_reader(vipd: Vipd) -> None:
     """Nothing has these names: a request that passes the guard has another answer."""
-
-    async def story(vipd: Vipd) -> None:
-        paths = [(method, re.sub("[A-Z]{3,}", "none", path)) for method, path in routes()]
-        changes: list[tuple[str, str, object]] = [
-            (method, path, {}) for method, path in paths if method != "GET"
-        ]
-        assert {method for method, *_ in changes} == {"POST", "PATCH", "DELETE"}
-        answers = await asked_as(vipd, *changes)
-        passed = [
-            change for change, answer in zip(changes, answers, strict=True) if answer.kind != "forbidden"
-        ]
-        assert passed == []
-        assert [a.status for a in await asked_as(vipd, ("GET", "/v1/services", None))] == [200]
-
-    running(story)
+    paths = [(method, re.sub("[A-Z]{3,}", "none", path)) for method, path in routes()]
+    changes: list[tuple[str, str, object]] = [(method, path, {}) for method, path in paths if method != "GET"]
+    assert {method for method, *_ in changes} == {"POST", "PATCH", "DELETE"}
+    answers = await asked_as(vipd, *changes)
+    passed = [change for change, answer in zip(changes, answers, strict=True) if answer.kind != "forbidden"]
+    assert passed == []
+    assert [a.status for a in await asked_as(vipd, ("GET", "/v1/services", None))] == [200]

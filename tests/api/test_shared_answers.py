@@ -12,6 +12,7 @@ from functools import cache
 from tests.api.specs import WEB, stored
 from tests.faults.instrumented import standstills
 from tests.lab.inside import Vipd, running
+from tests.lab.stories import story_of
 from tests.model.samples import many_declared
 
 READERS, FEW, MANY = 40, 300, 2000
@@ -55,28 +56,25 @@ def test_many_readers_cost_one_answer_which_is_never_of_an_earlier_state() -> No
     running(story, lambda vipd: many(vipd, FEW))
 
 
-def test_small_changes_pass_large_ones() -> None:
+@story_of(running)
+async def test_small_changes_pass_large_ones(vipd: Vipd) -> None:
     numbers = (MANY - 2, MANY - 1, MANY)
     assert all(map(body, numbers)), "made before the time that counts"
+    done = []
 
-    async def story(vipd: Vipd) -> None:
-        done = []
+    async def large(number: int, query: str) -> None:
+        url = f"http://vipd/v1/apply{query}"
+        async with vipd.session.post(url, data=io.BytesIO(body(number))) as response:
+            assert response.status == 200
+        done.append(number)
 
-        async def large(number: int, query: str) -> None:
-            url = f"http://vipd/v1/apply{query}"
-            async with vipd.session.post(url, data=io.BytesIO(body(number))) as response:
-                assert response.status == 200
-            done.append(number)
-
-        tasks = [asyncio.create_task(large(number, "?dry_run=1")) for number in numbers[:2]]
-        tasks.append(asyncio.create_task(large(numbers[2], "")))
-        await asyncio.sleep(0.05)
-        assert (await vipd.add({**WEB, "address": "10.250.0.1"})).body["applied"] is True
-        assert len(done) < 3
-        await asyncio.gather(*tasks)
-        assert len(stored(vipd)) == len(vipd.kernel.names()) == MANY + 1
-
-    running(story)
+    tasks = [asyncio.create_task(large(number, "?dry_run=1")) for number in numbers[:2]]
+    tasks.append(asyncio.create_task(large(numbers[2], "")))
+    await asyncio.sleep(0.05)
+    assert (await vipd.add({**WEB, "address": "10.250.0.1"})).body["applied"] is True
+    assert len(done) < 3
+    await asyncio.gather(*tasks)
+    assert len(stored(vipd)) == len(vipd.kernel.names()) == MANY + 1
 
 
 def test_numbers_of_many_services_do_not_hold_the_loop() -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from tests.lab.inside import Vipd, running
+from tests.lab.stories import story_of
 
 PANICS_SHOWN = NOTES_SHOWN = 20
 
@@ -44,14 +45,12 @@ def test_a_service_shows_who_owns_it_and_how_flows_are_shared() -> None:
     assert second["chain"] == "SEP-10.244.2.21:53"
 
 
-def test_the_owner_of_a_files_service_is_the_file() -> None:
-    async def story(vipd: Vipd) -> None:
-        (view,) = (await vipd.ask("GET", "/v1/services")).body["services"]
-        path = str(vipd.services_dir / "services.yaml")
-        assert view["owner"] == f"file:{path}"
-        assert view["origin"] == {"source": "file", "path": path, "line": 3}
-
-    running(story, lambda vipd: vipd.declare("  - {address: 10.96.0.10, ports: [53]}\n"))
+@story_of(running, lambda vipd: vipd.declare("  - {address: 10.96.0.10, ports: [53]}\n"))
+async def test_the_owner_of_a_files_service_is_the_file(vipd: Vipd) -> None:
+    (view,) = (await vipd.ask("GET", "/v1/services")).body["services"]
+    path = str(vipd.services_dir / "services.yaml")
+    assert view["owner"] == f"file:{path}"
+    assert view["origin"] == {"source": "file", "path": path, "line": 3}
 
 
 SPARE = {"backends": ["10.244.9.9"]}
@@ -164,19 +163,17 @@ def headless(number: int) -> str:
     return f"apiVersion: v1\nkind: Service\nmetadata: {{name: s{number}}}\nspec: {spec}\n"
 
 
-def test_the_status_has_what_declarations_leave_out() -> None:
-    async def story(vipd: Vipd) -> None:
-        for number, expected in ((1, 1), (NOTES_SHOWN, NOTES_SHOWN), (NOTES_SHOWN + 2, NOTES_SHOWN + 1)):
-            file = vipd.services_dir / "k.yaml"
-            file.write_text("---\n".join(map(headless, range(number))))
-            await vipd.reload()
-            files, store = (await vipd.status())["sources"]
-            assert (len(files["notes"]), store["notes"], files["problems"]) == (expected, [], [])
-            assert files["notes"][0].startswith(f"{file}:1: note: ")
-            assert "headless" in files["notes"][0]
-        assert files["notes"][-1].startswith("and 2 more notes; hint: ")
-
-    running(story)
+@story_of(running)
+async def test_the_status_has_what_declarations_leave_out(vipd: Vipd) -> None:
+    for number, expected in ((1, 1), (NOTES_SHOWN, NOTES_SHOWN), (NOTES_SHOWN + 2, NOTES_SHOWN + 1)):
+        file = vipd.services_dir / "k.yaml"
+        file.write_text("---\n".join(map(headless, range(number))))
+        await vipd.reload()
+        files, store = (await vipd.status())["sources"]
+        assert (len(files["notes"]), store["notes"], files["problems"]) == (expected, [], [])
+        assert files["notes"][0].startswith(f"{file}:1: note: ")
+        assert "headless" in files["notes"][0]
+    assert files["notes"][-1].startswith("and 2 more notes; hint: ")
 
 
 async def refused(vipd: Vipd) -> dict[str, str]:

@@ -57,13 +57,8 @@ class FakeDaemon:
         found = self.answers.get(f"{request.method} {unquote(request.path)}")
         if found is not None:
             return found
-        target = unquote(request.path).removeprefix("/v1/services/")
-        error = {
-            "kind": "not-found",
-            "what": f"no service {target}",
-            "why": "",
-            "hint": "vipctl list shows them",
-        }
+        what = f"no service {unquote(request.path).removeprefix('/v1/services/')}"
+        error = {"kind": "not-found", "what": what, "why": "", "hint": "vipctl list shows them"}
         return 404, {"apiVersion": "vipd/v1", "error": error | {"problems": []}}
 
 

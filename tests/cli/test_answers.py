@@ -13,6 +13,7 @@ from tests.cli.conftest import Vipctl
 from tests.cli.documents import DNS, STATUS, WEB, changed, one
 from tests.cli.fake_daemon import FakeDaemon, Request
 from tests.lab.inside import Vipd, running
+from tests.lab.stories import story_of
 from tests.model.samples import block
 
 Json = dict[str, Any]
@@ -40,27 +41,22 @@ def differences(ours: Any, real: Any, at: str = "") -> list[str]:
     return [at] if ours != real and "NoneType" not in (ours, real) else []
 
 
-def test_the_documents_of_the_fake_daemon_are_like_the_real_ones() -> None:
-    async def story(vipd: Vipd) -> None:
-        for view in (DNS, WEB):
-            real = (await vipd.add(view["spec"])).status
-            assert real == 200
-            service = await vipd.service(view["name"].replace("/", "%2F"))
-            assert differences(shape(view), shape(service)) == []
-        (vipd.services_dir / "bad.yaml").write_text("apiVersion: vipd/v1\nservices: [{}]\n")
-        vipd.backends["10.0.0.1"] = "connection refused"
-        vipd.declare(
-            block("10.96.0.77", "sick", "10.0.0.1").replace(
-                "]}", "], check: {type: tcp, port: 1, fall: 1, interval: 100ms}}"
-            )
-        )
-        await vipd.reload()
-        status = await vipd.until_status(lambda status: status["serving"]["unhealthy"])
-        assert differences(shape(STATUS), shape({k: v for k, v in status.items() if k != "apiVersion"})) == []
-        answer = await vipd.add(DNS["spec"])
-        assert differences(shape(changed(("created", "dns"))), shape(answer.body)) == [".apiVersion"]
-
-    running(story)
+@story_of(running)
+async def test_the_documents_of_the_fake_daemon_are_like_the_real_ones(vipd: Vipd) -> None:
+    for view in (DNS, WEB):
+        real = (await vipd.add(view["spec"])).status
+        assert real == 200
+        service = await vipd.service(view["name"].replace("/", "%2F"))
+        assert differences(shape(view), shape(service)) == []
+    (vipd.services_dir / "bad.yaml").write_text("apiVersion: vipd/v1\nservices: [{}]\n")
+    vipd.backends["10.0.0.1"] = "connection refused"
+    check = "check: {type: tcp, port: 1, fall: 1, interval: 100ms}"
+    vipd.declare(block("10.96.0.77", "sick", "10.0.0.1").replace("]}", f"], {check}}}"))
+    await vipd.reload()
+    status = await vipd.until_status(lambda status: status["serving"]["unhealthy"])
+    assert differences(shape(STATUS), shape({k: v for k, v in status.items() if k != "apiVersion"})) == []
+    answer = await vipd.add(DNS["spec"])
+    assert differences(shape(changed(("created", "dns"))), shape(answer.body)) == [".apiVersion"]
 
 
 def test_warnings_of_a_change_are_told_on_stderr(vipctl: Vipctl, daemon: FakeDaemon) -> None:
@@ -74,22 +70,15 @@ def test_warnings_of_a_change_are_told_on_stderr(vipctl: Vipctl, daemon: FakeDae
     assert (json.loads(ended.out)["warnings"], ended.err) == (warned["warnings"], "")
 
 
-@pytest.mark.parametrize(
-    ("status", "kind", "code"),
-    [
-        (400, "malformed", 1),
-        (403, "forbidden", 4),
-        (404, "not-found", 3),
-        (409, "owned", 1),
-        (500, "internal", 1),
-        (503, "unavailable", 1),
-    ],
-)
-def test_refusals_have_the_daemons_words_and_a_code(
-    vipctl: Vipctl, daemon: FakeDaemon, status: int, kind: str, code: int
-) -> None:
-    daemon.refuse("DELETE /v1/services/dns", status, kind, "no", why="because", hint="do that")
-    assert vipctl("remove", "dns") == (code, "", "vipctl: no: because; hint: do that\n")
+KINDS = {"malformed": (400, 1), "forbidden": (403, 4), "not-found": (404, 3), "owned": (409, 1)}
+KINDS |= {"internal": (500, 1), "unavailable": (503, 1)}
+"""Each with its status, and the exit code that it leads to."""
+
+
+def test_refusals_have_the_daemons_words_and_a_code(vipctl: Vipctl, daemon: FakeDaemon) -> None:
+    for kind, (status, code) in KINDS.items():
+        daemon.refuse("DELETE /v1/services/dns", status, kind, "no", why="because", hint="do that")
+        assert vipctl("remove", "dns") == (code, "", "vipctl: no: because; hint: do that\n"), kind
 
 
 def test_problems_come_as_lines_before_the_message(vipctl: Vipctl, daemon: FakeDaemon) -> None:
@@ -130,18 +119,13 @@ def test_what_is_not_in_sync_exits_1(vipctl: Vipctl, daemon: FakeDaemon, changes
 def test_a_status_names_what_serves_of_each_declaration_with_problems(
     vipctl: Vipctl, daemon: FakeDaemon
 ) -> None:
-    units = {
-        "a": "nothing of the file serves",
-        "b": "1 of 3 services of the file serve",
-        "c": "nothing of the file serves",
-    }
+    nothing, some = "nothing of the file serves", "1 of 3 services of the file serve"
     refused = [
-        {"unit": f"file:{n}", "serves": serves, "problems": [f"{n}:1: bad"]} for n, serves in units.items()
+        {"unit": f"file:{name}", "serves": serves, "problems": [f"{name}:1: bad"]}
+        for name, serves in {"a": nothing, "b": some, "c": nothing}.items()
     ]
-    source = STATUS["sources"][0] | {
-        "problems": ["odd", "a:1: bad", "b:1: bad", "c:1: bad"],
-        "refused": refused,
-    }
+    problems = ["odd", *(problem for unit in refused for problem in unit["problems"])]
+    source = STATUS["sources"][0] | {"problems": problems, "refused": refused}
     daemon.answer("GET /v1/status", STATUS | {"sources": [source], "applies": 0})
     out = vipctl("status").out
     assert "Problems (nothing of the file serves)\n  a:1: bad\n  c:1: bad\n" in out
@@ -150,7 +134,8 @@ def test_a_status_names_what_serves_of_each_declaration_with_problems(
     assert "3 declarations have problems" in out
     assert "\nLast apply   none needed; the first comparison took 31 ms\n" in out
     daemon.answer("GET /v1/services", {"services": []})
-    assert "no service serves, with 4 problems; hint: vipctl status" in vipctl("list").err
+    daemon.answer("GET /v1/status", STATUS | {"sources": [source, source]})
+    assert "no service serves, with 8 problems; hint: vipctl status" in vipctl("list").err
     older = {k: v for k, v in STATUS["sources"][0].items() if k != "refused"}
     daemon.answer("GET /v1/status", STATUS | {"sources": [older]})
     assert f"Problems\n  {older['problems'][0]}\n" in vipctl("status").out
@@ -167,10 +152,8 @@ def test_a_service_of_which_some_frontends_have_no_backends(vipctl: Vipctl, daem
 def test_set_changes_a_part_of_a_field_of_the_version_that_it_read(
     vipctl: Vipctl, daemon: FakeDaemon
 ) -> None:
-    daemon.answer(
-        "GET /v1/services/web",
-        one(DNS | {"name": "web", "spec": {"ports": ["80/tcp"], "backends": ["10.0.0.1"]}}),
-    )
+    spec = {"ports": ["80/tcp"], "backends": ["10.0.0.1"]}
+    daemon.answer("GET /v1/services/web", one(DNS | {"name": "web", "spec": spec}))
     daemon.answer("PATCH /v1/services/web", changed(("changed", "web")))
     for words in ("--external-policy local", "--node-port 30080"):
         assert vipctl("set", "web", *words.split()).code == 0
@@ -190,10 +173,8 @@ def test_a_version_is_that_of_the_client_where_no_daemon_is(vipctl: Vipctl, daem
     daemon.answer("GET /v1/version", {"version": "9.9"})
     assert vipctl("version").out == "vipctl 0.1.0\nvipd 9.9\n"
     ended = vipctl("version", "--socket", "/nowhere", "--json")
-    assert (ended.code, json.loads(ended.out)) == (
-        0,
-        {"apiVersion": "vipd/v1", "vipctl": "0.1.0", "vipd": None},
-    )
+    assert json.loads(ended.out) == {"apiVersion": "vipd/v1", "vipctl": "0.1.0", "vipd": None}
+    assert ended.code == 0
     assert "vipd 9.9" in vipctl("--socket", "/nowhere", "version", "--socket", str(daemon.socket)).out
 
 

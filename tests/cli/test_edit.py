@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -17,6 +18,7 @@ from tests.cli.conftest import Spawn
 from tests.cli.documents import DNS, changed, one
 from tests.cli.fake_daemon import FakeDaemon
 from tests.lab.inside import Output, Vipd, running
+from tests.lab.stories import story_of
 from tests.model.samples import block
 
 WEB = {"name": "web", "address": "10.96.0.11", "ports": ["80/tcp"], "backends": ["10.244.0.7"]}
@@ -56,17 +58,9 @@ class Desk:
         """The n-th time that the editor is opened it does the n-th of these. FILE is the edited file."""
         program, here = self.path / "my editor", shlex.quote(str(self.path))
         count = f"$(ls {here} | grep -c seen)"
-        cases = [f"{number}) {script.replace('FILE', FILE)} ;;" for number, script in enumerate(scripts, 1)]
-        lines = [
-            "#!/bin/sh",
-            f'cp "$1" {here}/seen.{count}',
-            f"case {count} in",
-            *cases,
-            "*) exit 9 ;;",
-            "esac",
-            "",
-        ]
-        program.write_text("\n".join(lines))
+        cases = [f"{number}) {script.replace('FILE', FILE)} ;;\n" for number, script in enumerate(scripts, 1)]
+        copy = f'cp "$1" {here}/seen.{count}'
+        program.write_text(f"#!/bin/sh\n{copy}\ncase {count} in\n{''.join(cases)}*) exit 9 ;;\nesac\n")
         program.chmod(0o755)
         self._patch.setenv("EDITOR", f"'{program}'")
 
@@ -101,144 +95,117 @@ class Desk:
         return [path for path in self.drafts.rglob("*") if path.is_file()]
 
 
-Sit = Callable[[Story], None]
+def at_a_desk(story: Story) -> None:
+    async def whole(vipd: Vipd) -> None:
+        assert (await vipd.add(WEB)).status == 200
+        with TemporaryDirectory() as path, pytest.MonkeyPatch.context() as monkeypatch:
+            await story(Desk(vipd, Path(path), monkeypatch))
+
+    running(whole)
 
 
-@pytest.fixture
-def sit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Sit:
-    def run_story(story: Story) -> None:
-        async def whole(vipd: Vipd) -> None:
-            assert (await vipd.add(WEB)).status == 200
-            await story(Desk(vipd, tmp_path, monkeypatch))
-
-        running(whole)
-
-    return run_story
-
-
-def test_what_is_saved_is_applied(sit: Sit) -> None:
-    async def story(desk: Desk) -> None:
-        desk.editor(ADD_BACKEND)
-        ended = await desk.vipctl("edit", "10.96.0.11:80/tcp")
-        stored = f"; stored in {desk.store_path}; survives reboot"
-        assert ended == (0, f"changed web (backends){stored}\n", "")
-        assert (await desk.spec())["backends"] == ["10.244.0.7", {"address": "10.244.0.8", "weight": 3}]
-        assert await desk.stored() == {"web"}
-        assert desk.kept() == []
-        assert desk.seen(1).splitlines()[2:] == [
-            "apiVersion: vipd/v1",
-            "services:",
-            "  - name: web",
-            "    address: 10.96.0.11",
-            "    ports: [80/tcp]",
-            "    backends:",
-            "      - 10.244.0.7",
-        ]
-
-    sit(story)
+@story_of(at_a_desk)
+async def test_what_is_saved_is_applied(desk: Desk) -> None:
+    desk.editor(ADD_BACKEND)
+    ended = await desk.vipctl("edit", "10.96.0.11:80/tcp")
+    stored = f"; stored in {desk.store_path}; survives reboot"
+    assert ended == (0, f"changed web (backends){stored}\n", "")
+    assert (await desk.spec())["backends"] == ["10.244.0.7", {"address": "10.244.0.8", "weight": 3}]
+    assert await desk.stored() == {"web"}
+    assert desk.kept() == []
+    assert desk.seen(1).splitlines()[2:] == [
+        "apiVersion: vipd/v1",
+        "services:",
+        "  - name: web",
+        "    address: 10.96.0.11",
+        "    ports: [80/tcp]",
+        "    backends:",
+        "      - 10.244.0.7",
+    ]
 
 
-def test_a_key_that_is_gone_is_cleared(sit: Sit) -> None:
-    async def story(desk: Desk) -> None:
-        assert (await desk.vipd.ask("PATCH", "/v1/services/web", {"service": {"check": "tcp"}})).status == 200
-        desk.editor("sed -i '/check:/d' FILE")
-        assert (await desk.vipctl("edit", "web")).stdout.startswith("changed web (check); ")
-        assert "check" not in await desk.spec()
-
-    sit(story)
+@story_of(at_a_desk)
+async def test_a_key_that_is_gone_is_cleared(desk: Desk) -> None:
+    assert (await desk.vipd.ask("PATCH", "/v1/services/web", {"service": {"check": "tcp"}})).status == 200
+    desk.editor("sed -i '/check:/d' FILE")
+    assert (await desk.vipctl("edit", "web")).stdout.startswith("changed web (check); ")
+    assert "check" not in await desk.spec()
 
 
 @pytest.mark.parametrize(
     "script",
     [":", EMPTY, "echo '# nothing' > FILE", "echo '# remark' >> FILE", "sed -i 's/: web/: \"web\"/' FILE"],
 )
-def test_an_unchanged_or_empty_file_changes_nothing(sit: Sit, script: str) -> None:
-    async def story(desk: Desk) -> None:
-        desk.editor(script)
-        before = desk.store_path.stat().st_mtime_ns
-        assert await desk.vipctl("edit", "web") == (0, "unchanged web\n", "")
-        assert desk.store_path.stat().st_mtime_ns == before
-        assert desk.kept() == []
-
-    sit(story)
+@story_of(at_a_desk)
+async def test_an_unchanged_or_empty_file_changes_nothing(desk: Desk, *, script: str) -> None:
+    desk.editor(script)
+    before = desk.store_path.stat().st_mtime_ns
+    assert await desk.vipctl("edit", "web") == (0, "unchanged web\n", "")
+    assert desk.store_path.stat().st_mtime_ns == before
+    assert desk.kept() == []
 
 
-def test_a_refused_text_is_edited_again_with_its_problems_on_top(sit: Sit) -> None:
-    async def story(desk: Desk) -> None:
-        desk.at_a_terminal()
-        desk.editor(
-            f"{BREAK}; sed -i 's/10.244.0.7/10.244.0.700/' FILE", f"sed -i 's/0.700/0.7/' FILE; {MEND}"
-        )
-        assert (await desk.vipctl("edit", "web")).code == 0
-        assert (await desk.spec())["ports"] == ["81/tcp"]
-        again = desk.seen(2).splitlines()
-        problems = [line for line in again if line.startswith("# line ")]
-        assert len(problems) == 2
-        for problem, text in zip(problems, ("tpc", "700"), strict=True):
-            number = int(problem.split()[2].rstrip(":"))
-            assert text in problem
-            assert text in again[number - 1], "the line that it names"
-        assert "services[0].ports[0]: " in problems[0]
-        assert again.count("apiVersion: vipd/v1") == 1
-        assert desk.kept() == []
-
-    sit(story)
+@story_of(at_a_desk)
+async def test_a_refused_text_is_edited_again_with_its_problems_on_top(desk: Desk) -> None:
+    desk.at_a_terminal()
+    desk.editor(f"{BREAK}; sed -i 's/10.244.0.7/10.244.0.700/' FILE", f"sed -i 's/0.700/0.7/' FILE; {MEND}")
+    assert (await desk.vipctl("edit", "web")).code == 0
+    assert (await desk.spec())["ports"] == ["81/tcp"]
+    again = desk.seen(2).splitlines()
+    problems = [line for line in again if line.startswith("# line ")]
+    assert len(problems) == 2
+    for problem, text in zip(problems, ("tpc", "700"), strict=True):
+        number = int(problem.split()[2].rstrip(":"))
+        assert text in problem
+        assert text in again[number - 1], "the line that it names"
+    assert "services[0].ports[0]: " in problems[0]
+    assert again.count("apiVersion: vipd/v1") == 1
+    assert desk.kept() == []
 
 
-def test_what_the_daemon_refuses_is_edited_again(sit: Sit) -> None:
-    async def story(desk: Desk) -> None:
-        assert (await desk.vipd.add({**WEB, "name": "other", "address": "10.96.0.12"})).status == 200
-        desk.at_a_terminal()
-        desk.editor("sed -i 's/0.11/0.12/' FILE", "sed -i 's/0.12$/0.13/' FILE")
-        assert (await desk.vipctl("edit", "web")).stdout.startswith("changed web (address)")
-        assert "# 10.96.0.12:80/tcp already belongs to other" in desk.seen(2)
-        assert (await desk.spec())["address"] == "10.96.0.13"
-
-    sit(story)
+@story_of(at_a_desk)
+async def test_what_the_daemon_refuses_is_edited_again(desk: Desk) -> None:
+    assert (await desk.vipd.add({**WEB, "name": "other", "address": "10.96.0.12"})).status == 200
+    desk.at_a_terminal()
+    desk.editor("sed -i 's/0.11/0.12/' FILE", "sed -i 's/0.12$/0.13/' FILE")
+    assert (await desk.vipctl("edit", "web")).stdout.startswith("changed web (address)")
+    assert "# 10.96.0.12:80/tcp already belongs to other" in desk.seen(2)
+    assert (await desk.spec())["address"] == "10.96.0.13"
 
 
-def test_who_gives_up_has_the_text_in_a_file(sit: Sit) -> None:
-    async def story(desk: Desk) -> None:
-        desk.at_a_terminal()
-        desk.editor(BREAK, ":")
-        ended = await desk.vipctl("edit", "web")
-        (kept,) = desk.kept()
-        line = kept.read_text().splitlines().index("    ports: [80/tpc]") + 1
-        problem, place, what = ended.stderr.splitlines()
-        assert (ended.code, ended.stdout, desk.times()) == (1, "", 2)
-        assert problem.startswith(f'{kept}:{line}: services[0].ports[0]: "tpc" is not a protocol; ')
-        assert place == f"vipctl: the edited text is in {kept}"
-        assert (
-            what == f"vipctl: web: not changed: 1 problem; hint: mend the file, then vipctl apply -f {kept}"
-        )
-        assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
-        assert (await desk.spec())["ports"] == ["80/tcp"]
-        kept.write_text(kept.read_text().replace("tpc", "udp"))
-        assert (await desk.vipctl("apply", "-f", str(kept))).code == 0
-
-    sit(story)
+@story_of(at_a_desk)
+async def test_who_gives_up_has_the_text_in_a_file(desk: Desk) -> None:
+    desk.at_a_terminal()
+    desk.editor(BREAK, ":")
+    ended = await desk.vipctl("edit", "web")
+    (kept,) = desk.kept()
+    line = kept.read_text().splitlines().index("    ports: [80/tpc]") + 1
+    problem, place, what = ended.stderr.splitlines()
+    assert (ended.code, ended.stdout, desk.times()) == (1, "", 2)
+    assert problem.startswith(f'{kept}:{line}: services[0].ports[0]: "tpc" is not a protocol; ')
+    assert place == f"vipctl: the edited text is in {kept}"
+    assert what == f"vipctl: web: not changed: 1 problem; hint: mend the file, then vipctl apply -f {kept}"
+    assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
+    assert (await desk.spec())["ports"] == ["80/tcp"]
+    kept.write_text(kept.read_text().replace("tpc", "udp"))
+    assert (await desk.vipctl("apply", "-f", str(kept))).code == 0
 
 
-def test_an_editor_that_changes_comments_alone_has_given_up(sit: Sit) -> None:
+@story_of(at_a_desk)
+async def test_an_editor_that_changes_comments_alone_has_given_up(desk: Desk) -> None:
     """A script in place of an editor changes the problems on top, too: it would be run for ever."""
-
-    async def story(desk: Desk) -> None:
-        desk.at_a_terminal()
-        desk.editor(*["sed -i 's/web/net/g' FILE"] * 4)
-        ended = await desk.vipctl("edit", "web")
-        assert (ended.code, desk.times()) == (1, 2)
-        assert "a service cannot be renamed" in ended.stderr
-
-    sit(story)
+    desk.at_a_terminal()
+    desk.editor(*["sed -i 's/web/net/g' FILE"] * 4)
+    ended = await desk.vipctl("edit", "web")
+    assert (ended.code, desk.times()) == (1, 2)
+    assert "a service cannot be renamed" in ended.stderr
 
 
-def test_without_a_terminal_nothing_is_edited_twice(sit: Sit) -> None:
-    async def story(desk: Desk) -> None:
-        desk.editor(BREAK, MEND)
-        assert (await desk.vipctl("edit", "web")).code == 1
-        assert desk.times() == 1
-
-    sit(story)
+@story_of(at_a_desk)
+async def test_without_a_terminal_nothing_is_edited_twice(desk: Desk) -> None:
+    desk.editor(BREAK, MEND)
+    assert (await desk.vipctl("edit", "web")).code == 1
+    assert desk.times() == 1
 
 
 @pytest.mark.parametrize(
@@ -252,126 +219,106 @@ def test_without_a_terminal_nothing_is_edited_twice(sit: Sit) -> None:
         ),
     ],
 )
-def test_it_stays_one_service_of_that_name(sit: Sit, script: str, hint: str) -> None:
-    async def story(desk: Desk) -> None:
-        desk.editor(script)
-        ended = await desk.vipctl("edit", "web")
-        assert ended.code == 1
-        assert hint in ended.stderr.splitlines()[0]
-        assert await desk.stored() == {"web"}
-
-    sit(story)
+@story_of(at_a_desk)
+async def test_it_stays_one_service_of_that_name(desk: Desk, *, script: str, hint: str) -> None:
+    desk.editor(script)
+    ended = await desk.vipctl("edit", "web")
+    assert ended.code == 1
+    assert hint in ended.stderr.splitlines()[0]
+    assert await desk.stored() == {"web"}
 
 
-def test_a_change_by_somebody_else_meanwhile_is_not_undone(sit: Sit) -> None:
-    async def story(desk: Desk) -> None:
-        socket = desk.vipd.socket
-        other = f"{sys.executable} -m vipd.cli.main --socket {socket} set web --affinity 10m >/dev/null"
-        desk.at_a_terminal()
-        desk.editor(f"{ADD_BACKEND}; {other}")
-        ended = await desk.vipctl("edit", "web")
-        (kept,) = desk.kept()
-        assert (ended.code, desk.times()) == (1, 1)
-        assert ended.stderr == (
-            f"vipctl: the edited text is in {kept}\n"
-            "vipctl: service web was changed by somebody else meanwhile; "
-            "hint: vipctl describe web shows it as it is now\n"
-        )
-        spec = await desk.spec()
-        assert (spec["backends"], spec["affinity"]) == (["10.244.0.7"], {"by": "client-ip", "timeout": "10m"})
-        assert "10.244.0.8@3" in kept.read_text()
-
-    sit(story)
+@story_of(at_a_desk)
+async def test_a_change_by_somebody_else_meanwhile_is_not_undone(desk: Desk) -> None:
+    socket = desk.vipd.socket
+    other = f"{sys.executable} -m vipd.cli.main --socket {socket} set web --affinity 10m >/dev/null"
+    desk.at_a_terminal()
+    desk.editor(f"{ADD_BACKEND}; {other}")
+    ended = await desk.vipctl("edit", "web")
+    (kept,) = desk.kept()
+    assert (ended.code, desk.times()) == (1, 1)
+    assert ended.stderr == (
+        f"vipctl: the edited text is in {kept}\n"
+        "vipctl: service web was changed by somebody else meanwhile; "
+        "hint: vipctl describe web shows it as it is now\n"
+    )
+    spec = await desk.spec()
+    assert (spec["backends"], spec["affinity"]) == (["10.244.0.7"], {"by": "client-ip", "timeout": "10m"})
+    assert "10.244.0.8@3" in kept.read_text()
 
 
-def test_a_service_that_is_gone_meanwhile_stays_so(sit: Sit) -> None:
-    async def story(desk: Desk) -> None:
-        other = f"{sys.executable} -m vipd.cli.main --socket {desk.vipd.socket} remove web >/dev/null"
-        desk.editor(f"{ADD_BACKEND}; {other}")
-        ended = await desk.vipctl("edit", "web")
-        assert (ended.code, await desk.stored(), len(desk.kept())) == (3, set(), 1)
-
-    sit(story)
+@story_of(at_a_desk)
+async def test_a_service_that_is_gone_meanwhile_stays_so(desk: Desk) -> None:
+    other = f"{sys.executable} -m vipd.cli.main --socket {desk.vipd.socket} remove web >/dev/null"
+    desk.editor(f"{ADD_BACKEND}; {other}")
+    ended = await desk.vipctl("edit", "web")
+    assert (ended.code, await desk.stored(), len(desk.kept())) == (3, set(), 1)
 
 
-def test_a_service_of_a_file_is_refused_before_the_editor_opens(sit: Sit) -> None:
-    async def story(desk: Desk) -> None:
-        desk.vipd.declare(block("10.96.0.20", "filed", "10.244.0.9"), name="f.yaml")
-        assert (await desk.vipd.reload()).status == 200
-        desk.editor(":")
-        ended = await desk.vipctl("edit", "filed")
-        assert (ended.code, desk.times(), desk.kept()) == (1, 0, [])
-        assert f"hint: edit {desk.vipd.services_dir}/f.yaml, line 3" in ended.stderr
-        assert (await desk.vipctl("edit", "nope")).code == 3
-
-    sit(story)
+@story_of(at_a_desk)
+async def test_a_service_of_a_file_is_refused_before_the_editor_opens(desk: Desk) -> None:
+    desk.vipd.declare(block("10.96.0.20", "filed", "10.244.0.9"), name="f.yaml")
+    assert (await desk.vipd.reload()).status == 200
+    desk.editor(":")
+    ended = await desk.vipctl("edit", "filed")
+    assert (ended.code, desk.times(), desk.kept()) == (1, 0, [])
+    assert f"hint: edit {desk.vipd.services_dir}/f.yaml, line 3" in ended.stderr
+    assert (await desk.vipctl("edit", "nope")).code == 3
 
 
 @pytest.mark.parametrize(
     ("script", "told", "code"),
-    [
-        ("exit 3", "exit code 3", 1),
-        ("kill -INT $$", "SIGINT", 130),
-        ("kill -HUP $$", "SIGHUP", 1),
-    ],
+    [("exit 3", "exit code 3", 1), ("kill -INT $$", "SIGINT", 130), ("kill -HUP $$", "SIGHUP", 1)],
 )
-def test_an_editor_that_fails_changes_nothing(sit: Sit, script: str, told: str, code: int) -> None:
-    async def story(desk: Desk) -> None:
-        desk.editor(f"{ADD_BACKEND}; {script}")
+@story_of(at_a_desk)
+async def test_an_editor_that_fails_changes_nothing(desk: Desk, *, script: str, told: str, code: int) -> None:
+    desk.editor(f"{ADD_BACKEND}; {script}")
+    ended = await desk.vipctl("edit", "web")
+    assert (ended.code, ended.stdout) == (code, "")
+    assert ended.stderr.endswith(f"my editor failed: {told}; nothing was changed\n")
+    assert (await desk.spec())["backends"] == ["10.244.0.7"]
+    (kept,) = desk.kept()
+    assert f"the edited text is in {kept}\n" in ended.stderr
+
+
+@story_of(at_a_desk)
+async def test_an_editor_that_fails_without_a_change_leaves_no_file(desk: Desk) -> None:
+    for script in ("exit 1", "rm FILE; exit 1", "rm FILE"):
+        desk.editor(script)
         ended = await desk.vipctl("edit", "web")
-        assert (ended.code, ended.stdout) == (code, "")
-        assert ended.stderr.endswith(f"my editor failed: {told}; nothing was changed\n")
-        assert (await desk.spec())["backends"] == ["10.244.0.7"]
-        (kept,) = desk.kept()
-        assert f"the edited text is in {kept}\n" in ended.stderr
-
-    sit(story)
+        assert (ended.code, desk.kept()) == (1, [])
+        assert "the edited text" not in ended.stderr
+        for seen in desk.path.glob("seen.*"):
+            seen.unlink()
 
 
-def test_an_editor_that_fails_without_a_change_leaves_no_file(sit: Sit) -> None:
-    async def story(desk: Desk) -> None:
-        for script in ("exit 1", "rm FILE; exit 1", "rm FILE"):
-            desk.editor(script)
-            ended = await desk.vipctl("edit", "web")
-            assert (ended.code, desk.kept()) == (1, [])
-            assert "the edited text" not in ended.stderr
-            for seen in desk.path.glob("seen.*"):
-                seen.unlink()
-
-    sit(story)
-
-
-def test_a_dry_run_shows_what_would_change_and_keeps_the_text(sit: Sit) -> None:
-    async def story(desk: Desk) -> None:
-        desk.editor(ADD_BACKEND)
-        ended = await desk.vipctl("edit", "web", "--dry-run")
-        (kept,) = desk.kept()
-        assert ended.stderr == f"the edited text is in {kept}; hint: vipctl apply -f {kept}\n"
-        assert ended.stdout.splitlines() == [
-            "# web: would be changed",
-            "  name: web",
-            "  address: 10.96.0.11",
-            "  ports: [80/tcp]",
-            "- backends: [10.244.0.7]",
-            "+ backends:",
-            "+ - 10.244.0.7",
-            "+ - {address: 10.244.0.8, weight: 3}",
-            "changed web (backends); dry run: nothing was done",
-        ]
-        assert (await desk.spec())["backends"] == ["10.244.0.7"]
-
-    sit(story)
+@story_of(at_a_desk)
+async def test_a_dry_run_shows_what_would_change_and_keeps_the_text(desk: Desk) -> None:
+    desk.editor(ADD_BACKEND)
+    ended = await desk.vipctl("edit", "web", "--dry-run")
+    (kept,) = desk.kept()
+    assert ended.stderr == f"the edited text is in {kept}; hint: vipctl apply -f {kept}\n"
+    assert ended.stdout.splitlines() == [
+        "# web: would be changed",
+        "  name: web",
+        "  address: 10.96.0.11",
+        "  ports: [80/tcp]",
+        "- backends: [10.244.0.7]",
+        "+ backends:",
+        "+ - 10.244.0.7",
+        "+ - {address: 10.244.0.8, weight: 3}",
+        "changed web (backends); dry run: nothing was done",
+    ]
+    assert (await desk.spec())["backends"] == ["10.244.0.7"]
 
 
-def test_text_that_is_no_utf_8_is_a_problem_and_not_lost(sit: Sit) -> None:
-    async def story(desk: Desk) -> None:
-        desk.at_a_terminal()
-        desk.editor("printf '# caf\\351\\n' >> FILE", f"{ADD_BACKEND}; LC_ALL=C sed -i '$d' FILE")
-        assert (await desk.vipctl("edit", "web")).code == 0
-        assert "UTF-8" in (desk.path / "seen.1").read_bytes().decode("latin-1")
-        assert len((await desk.spec())["backends"]) == 2  # type: ignore[arg-type]
-
-    sit(story)
+@story_of(at_a_desk)
+async def test_text_that_is_no_utf_8_is_a_problem_and_not_lost(desk: Desk) -> None:
+    desk.at_a_terminal()
+    desk.editor("printf '# caf\\351\\n' >> FILE", f"{ADD_BACKEND}; LC_ALL=C sed -i '$d' FILE")
+    assert (await desk.vipctl("edit", "web")).code == 0
+    assert "UTF-8" in (desk.path / "seen.1").read_bytes().decode("latin-1")
+    assert len((await desk.spec())["backends"]) == 2  # type: ignore[arg-type]
 
 
 def opened(spawn: Spawn, daemon: FakeDaemon, tmp_path: Path, script: str) -> subprocess.Popen[bytes]:
@@ -416,27 +363,23 @@ def test_a_session_that_is_lost_changes_nothing(spawn: Spawn, daemon: FakeDaemon
         ("", "vi '", "quotation"),
     ],
 )
-def test_visual_comes_before_editor_and_no_other_replaces_it(
-    sit: Sit, monkeypatch: pytest.MonkeyPatch, visual: str, editor: str, told: str
+@story_of(at_a_desk)
+async def test_visual_comes_before_editor_and_no_other_replaces_it(
+    desk: Desk, *, monkeypatch: pytest.MonkeyPatch, visual: str, editor: str, told: str
 ) -> None:
-    async def story(desk: Desk) -> None:
-        monkeypatch.setenv("VISUAL", visual)
-        monkeypatch.setenv("EDITOR", editor)
-        ended = await desk.vipctl("edit", "web")
-        assert (ended.code != 0, told in ended.stderr) == (True, True), ended
-
-    sit(story)
+    monkeypatch.setenv("VISUAL", visual)
+    monkeypatch.setenv("EDITOR", editor)
+    ended = await desk.vipctl("edit", "web")
+    assert (ended.code != 0, told in ended.stderr) == (True, True), ended
 
 
-def test_else_the_first_that_is_installed_is_opened(sit: Sit, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(desk: Desk) -> None:
-        monkeypatch.delenv("EDITOR", raising=False)
-        monkeypatch.setenv("PATH", str(desk.path))
-        ended = await desk.vipctl("edit", "web")
-        assert "no editor: none of editor, vi, nano is installed" in ended.stderr
-        for code, name in enumerate(("nano", "vi", "editor"), 5):
-            (desk.path / name).write_text(f"#!/bin/sh\nexit {code}\n")
-            (desk.path / name).chmod(0o755)
-            assert f"{name} failed: exit code {code}" in (await desk.vipctl("edit", "web")).stderr
-
-    sit(story)
+@story_of(at_a_desk)
+async def test_else_the_first_installed_is_opened(desk: Desk, *, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("EDITOR", raising=False)
+    monkeypatch.setenv("PATH", str(desk.path))
+    ended = await desk.vipctl("edit", "web")
+    assert "no editor: none of editor, vi, nano is installed" in ended.stderr
+    for code, name in enumerate(("nano", "vi", "editor"), 5):
+        (desk.path / name).write_text(f"#!/bin/sh\nexit {code}\n")
+        (desk.path / name).chmod(0o755)
+        assert f"{name} failed: exit code {code}" in (await desk.vipctl("edit", "web")).stderr

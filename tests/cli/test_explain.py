@@ -35,9 +35,8 @@ def declared(tmp_path: Path) -> str:
 def test_jumps_to_chains_where_nothing_matched_are_left_out(vipctl: Vipctl, declared: str) -> None:
     question = ("explain", "-f", declared, *HOST, "--from", "10.10.0.9", "10.96.0.10:53/udp")
     lines = vipctl(*question).out.splitlines()
-    assert [line.split(maxsplit=1)[1] for line in lines if line.split()[:1] == ["FORWARD"]] == [
-        "on to VIPD-FORWARD"
-    ]
+    forward = [line.split(maxsplit=1)[1] for line in lines if line.split()[:1] == ["FORWARD"]]
+    assert forward == ["on to VIPD-FORWARD"]
     answered = json.loads(vipctl(*question, "-o", "json").out)["explanation"]["outcomes"][0]["rules"]
     assert sum(rule["chain"] == "FORWARD" for rule in answered) > 1
 

@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from tests.lab.inside import Output, Vipd, running
+from tests.lab.stories import story_of
 
 SCREENS = sorted((Path(__file__).parent / "screens").glob("*.txt"))
 MASKS = (
@@ -116,33 +117,31 @@ def test_the_conversation_is_as_written(path: Path) -> None:
     assert goes.splitlines() == written.splitlines()
 
 
-def test_documents_say_what_the_api_says() -> None:
-    async def story(vipd: Vipd) -> None:
-        await vipd.vipctl("add", "10.96.0.10:53/udp", "10.244.0.5", "--name", "dns")
-        await vipd.vipctl("drain", "dns/10.244.0.5")
-        for words, path in {
-            "list": "services",
-            "describe dns": "services/dns",
-            "status": "status",
-            "overrides": "overrides",
-            "history": "history",
-            "diff": "diff",
-            "export": "export",
-        }.items():
-            for form in ("-o json", "--json", "-o yaml"):
-                for last in (False,) * 20 + (True,):
-                    # Something may have happened in between: then once more.
-                    said = (await vipd.ask("GET", f"/v1/{path}")).body
-                    said.pop("version") if path.startswith("services/") else None
-                    ended = await vipd.vipctl(*words.split(), *form.split())
-                    if yaml.safe_load(ended.stdout) == said or last:
-                        break
-                assert yaml.safe_load(ended.stdout) == said, words
-                assert next(iter(yaml.safe_load(ended.stdout))) == "apiVersion"
-                assert form == "-o yaml" or json.loads(ended.stdout) == said
-            assert (await vipd.vipctl(*words.split(), "-o", "xml")).code == 2
-
-    running(story, lambda vipd: vipd.state_dir.mkdir(exist_ok=True))
+@story_of(running, lambda vipd: vipd.state_dir.mkdir(exist_ok=True))
+async def test_documents_say_what_the_api_says(vipd: Vipd) -> None:
+    await vipd.vipctl("add", "10.96.0.10:53/udp", "10.244.0.5", "--name", "dns")
+    await vipd.vipctl("drain", "dns/10.244.0.5")
+    for words, path in {
+        "list": "services",
+        "describe dns": "services/dns",
+        "status": "status",
+        "overrides": "overrides",
+        "history": "history",
+        "diff": "diff",
+        "export": "export",
+    }.items():
+        for form in ("-o json", "--json", "-o yaml"):
+            for last in (False,) * 20 + (True,):
+                # Something may have happened in between: then once more.
+                said = (await vipd.ask("GET", f"/v1/{path}")).body
+                said.pop("version") if path.startswith("services/") else None
+                ended = await vipd.vipctl(*words.split(), *form.split())
+                if yaml.safe_load(ended.stdout) == said or last:
+                    break
+            assert yaml.safe_load(ended.stdout) == said, words
+            assert next(iter(yaml.safe_load(ended.stdout))) == "apiVersion"
+            assert form == "-o yaml" or json.loads(ended.stdout) == said
+        assert (await vipd.vipctl(*words.split(), "-o", "xml")).code == 2
 
 
 def test_every_screen_is_there() -> None:

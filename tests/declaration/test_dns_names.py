@@ -35,16 +35,8 @@ def test_names_are_read_in_every_form_and_written_back() -> None:
 
 
 NO_NAMES = [
-    ".",
-    "-a.b",
-    "a-.b",
-    "a..b",
-    "a b",
-    "a/b",
-    "x" * 64,
-    ".".join(["abcdefghi"] * 26),
-    "1.2.3.4",
-    "é.de",
+    *(".", "-a.b", "a-.b", "a..b", "a b", "a/b", "1.2.3.4", "é.de"),
+    *("x" * 64, ".".join(["abcdefghi"] * 26)),
 ]
 ODD_FORMS = ["srv:_http._tcp.x.internal:80", "srv:x.internal@2", "dns:x.internal:0", "dns:"]
 
@@ -106,10 +98,8 @@ def test_a_fallback_of_defaults_has_names_too() -> None:
     defaults = "apiVersion: vipd/v1\ndefaults: {fallback: [10.0.0.9, srv:_x._tcp.a.b]}\nservices:\n"
     services = "  - {address: 10.96.0.1, ports: 80}\n  - {address: 10.96.0.2, ports: 80, fallback: drop}\n"
     inheriting, own = declare(defaults + services, "web.yaml").services
-    assert [str(each) for each in (*inheriting.fallback, *inheriting.named_fallback)] == [
-        "10.0.0.9",
-        "srv:_x._tcp.a.b",
-    ]
+    inherited = (*inheriting.fallback, *inheriting.named_fallback)
+    assert list(map(str, inherited)) == ["10.0.0.9", "srv:_x._tcp.a.b"]
     assert (own.fallback, own.named_fallback, own.refusal) == ((), (), RejectAction.DROP)
 
 

@@ -6,15 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.declaration.manifests import (
-    Json,
-    backends,
-    endpoint_slice,
-    notes,
-    only,
-    read,
-    service,
-)
+from tests.declaration.manifests import Json, backends, endpoint_slice, notes, only, read, service
 from vipd.model import limits
 from vipd.model.service import (
     Affinity,
@@ -174,12 +166,8 @@ def test_services_without_an_address_are_left_out(spec: Json, why: str) -> None:
 def test_what_another_proxy_serves_is_left_out() -> None:
     declared = service()
     declared["metadata"]["labels"] = {"service.kubernetes.io/service-proxy-name": "cilium"}
-    assert notes(declared) == [
-        (
-            "Service default/web left out: another proxy serves it "
-            "(label service.kubernetes.io/service-proxy-name)"
-        )
-    ]
+    why = "another proxy serves it (label service.kubernetes.io/service-proxy-name)"
+    assert notes(declared) == [f"Service default/web left out: {why}"]
 
 
 @pytest.mark.parametrize(
@@ -204,40 +192,29 @@ def test_conditions_make_the_state(conditions: Json | None, state: BackendState)
     assert backend == Backend("10.244.0.1", state=state)
 
 
+MODE, HINTS = "service.kubernetes.io/topology-mode", "service.kubernetes.io/topology-aware-hints"
+
+
 @pytest.mark.parametrize(
     ("annotations", "zones"),
     [
         ({}, ()),
-        ({"service.kubernetes.io/topology-mode": "Auto"}, ("a", "b")),
-        ({"service.kubernetes.io/topology-aware-hints": "auto"}, ("a", "b")),
-        ({"service.kubernetes.io/topology-mode": "Disabled"}, ()),
-        ({"service.kubernetes.io/topology-mode": ""}, ()),
-        (
-            {
-                "service.kubernetes.io/topology-mode": "Auto",
-                "service.kubernetes.io/topology-aware-hints": "disabled",
-            },
-            (),
-        ),
+        ({MODE: "Auto"}, ("a", "b")),
+        ({HINTS: "auto"}, ("a", "b")),
+        ({MODE: "Disabled"}, ()),
+        ({MODE: ""}, ()),
+        ({MODE: "Auto", HINTS: "disabled"}, ()),
     ],
 )
 def test_zone_hints_count_when_the_service_asks(annotations: dict[str, str], zones: tuple[str, ...]) -> None:
     declared = service()
     declared["metadata"]["annotations"] = annotations
-    endpoint = {
-        "addresses": ["10.244.0.1"],
-        "nodeName": "n1",
-        "hints": {"forZones": [{"name": z} for z in "ab"]},
-    }
+    endpoint = {**BARE, "hints": {"forZones": [{"name": zone} for zone in "ab"]}}
     assert backends(declared, endpoint_slice(endpoint)) == (Backend("10.244.0.1", node="n1", zones=zones),)
 
 
-ZONED: Json = {
-    "addresses": ["10.244.0.1"],
-    "nodeName": "n1",
-    "hints": {"forZones": [{"name": "a"}], "forNodes": [{"name": "n1"}]},
-}
 BARE: Json = {"addresses": ["10.244.0.1"], "nodeName": "n1"}
+ZONED: Json = {**BARE, "hints": {"forZones": [{"name": "a"}], "forNodes": [{"name": "n1"}]}}
 SAME_ZONE, SAME_NODE = TrafficDistribution.PREFER_SAME_ZONE, TrafficDistribution.PREFER_SAME_NODE
 
 
@@ -257,63 +234,48 @@ def test_hints_count_when_the_service_has_a_traffic_distribution(
 
 def test_the_annotation_wins_over_a_traffic_distribution() -> None:
     declared = service(trafficDistribution="PreferSameNode")
-    declared["metadata"]["annotations"] = {"service.kubernetes.io/topology-mode": "Auto"}
+    declared["metadata"]["annotations"] = {MODE: "Auto"}
     found = only(declared, endpoint_slice(ZONED))
     assert (found.traffic_distribution, found.backends[0].zones) == (SAME_ZONE, ("a",))
-    declared["metadata"]["annotations"] = {"service.kubernetes.io/topology-mode": "Disabled"}
+    declared["metadata"]["annotations"] = {MODE: "Disabled"}
     found = only(declared, endpoint_slice(ZONED))
     assert (found.traffic_distribution, found.backends[0].zones) == (SAME_NODE, ("a",))
+
+
+OTHER_NODES: Json = {**ZONED, "hints": {"forNodes": [{"name": "n2"}]}}
+RACKS: Json = {**ZONED, "hints": {"forRacks": [{"name": "r1"}]}}
 
 
 @pytest.mark.parametrize(
     ("value", "endpoint", "note"),
     [
-        (
-            "PreferRack",
-            BARE,
-            "Service default/web: trafficDistribution PreferRack has no effect; known: PreferClose,",
-        ),
-        (
-            "PreferClose",
-            BARE,
-            "Service default/web: trafficDistribution PreferClose has no effect: no endpoint has hints",
-        ),
-        (
-            None,
-            ZONED,
-            "Service default/web: hints of its endpoints left out: it has neither trafficDistribution nor ",
-        ),
+        ("PreferRack", BARE, "web: trafficDistribution PreferRack has no effect; known: PreferClose,"),
+        ("PreferClose", BARE, "web: trafficDistribution PreferClose has no effect: no endpoint has hints"),
+        (None, ZONED, "web: hints of its endpoints left out: it has neither trafficDistribution nor "),
         (
             "PreferSameNode",
-            {**ZONED, "hints": {"forNodes": [{"name": "n2"}]}},
-            "EndpointSlice default/: forNodes with nodes other than nodeName left out of the hints of ",
+            OTHER_NODES,
+            ": forNodes with nodes other than nodeName left out of the hints ",
         ),
-        (
-            "PreferSameNode",
-            {**ZONED, "hints": {"forRacks": [{"name": "r1"}]}},
-            "EndpointSlice default/: forRacks left out of the hints of its endpoints",
-        ),
+        ("PreferSameNode", RACKS, ": forRacks left out of the hints of its endpoints"),
     ],
 )
 def test_what_is_not_honoured_of_a_preference_is_told(value: str | None, endpoint: Json, note: str) -> None:
     (told,) = notes(service(trafficDistribution=value), endpoint_slice(endpoint))
-    assert told.startswith(note)
+    kind = "EndpointSlice" if note.startswith(":") else "Service"
+    assert told.startswith(f"{kind} default/{note}")
 
 
 def test_hints_that_a_service_forbids_need_no_note() -> None:
     declared = service()
-    declared["metadata"]["annotations"] = {"service.kubernetes.io/topology-mode": "Disabled"}
+    declared["metadata"]["annotations"] = {MODE: "Disabled"}
     assert notes(declared, endpoint_slice(ZONED)) == []
 
 
 def test_the_usual_number_is_the_target_and_others_are_the_backends() -> None:
-    found = only(
-        service(),
-        endpoint_slice("10.244.0.1", "10.244.0.2", ports=[{"port": 8080}]),
-        endpoint_slice(
-            "10.244.0.3", "10.244.0.1", ports=[{"port": 9090}, {"port": 0}, {"name": "x", "port": 1}]
-        ),
-    )
+    ports = [{"port": 9090}, {"port": 0}, {"name": "x", "port": 1}]
+    other = endpoint_slice("10.244.0.3", "10.244.0.1", ports=ports)
+    found = only(service(), endpoint_slice("10.244.0.1", "10.244.0.2", ports=[{"port": 8080}]), other)
     assert found.ports == (ServicePort(80, TCP, "", 8080),)
     assert found.backends == (
         Backend("10.244.0.1"),

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.lab.examples import examples
 from tests.lab.inside import Declared, Vipd, declare, running, written
+from tests.lab.stories import story_of
 from tests.model.samples import HEAD, many_declared
 
 WEB = """  - name: web/shop
@@ -157,25 +158,22 @@ def specs(declared: Declared) -> Any:
     return yaml.safe_load(written(declared.services))["services"]
 
 
-def test_an_edited_file_says_what_it_says_to_who_never_saw_it_before() -> None:
+@story_of(running)
+async def test_an_edited_file_says_what_it_says_to_who_never_saw_it_before(vipd: Vipd) -> None:
     """What vipd has of a file after each of many edits, against the text alone."""
-
-    async def story(vipd: Vipd) -> None:
-        text, file = EIGHT, vipd.services_dir / "many.yaml"
-        for old, new in (("", ""), *REPLACED):
-            assert old in text, old
-            text = text.replace(old, new, 1)
-            file.write_text(text)
-            answer = await vipd.reload()
-            alone = declare(text, str(file))
-            problems = answer.body["error"]["problems"] if answer.status == 422 else []
-            assert problems == [str(problem) for problem in alone.problems], (old, new)
-            views = (await vipd.ask("GET", "/v1/services")).body["services"]
-            if alone.ok:
-                served = {view["name"]: (view["origin"]["line"], view["spec"]) for view in views}
-                assert served == {
-                    service.name: (service.origin.line, spec)
-                    for service, spec in zip(alone.services, specs(alone), strict=True)
-                }, (old, new)
-
-    running(story)
+    text, file = EIGHT, vipd.services_dir / "many.yaml"
+    for old, new in (("", ""), *REPLACED):
+        assert old in text, old
+        text = text.replace(old, new, 1)
+        file.write_text(text)
+        answer = await vipd.reload()
+        alone = declare(text, str(file))
+        problems = answer.body["error"]["problems"] if answer.status == 422 else []
+        assert problems == [str(problem) for problem in alone.problems], (old, new)
+        views = (await vipd.ask("GET", "/v1/services")).body["services"]
+        if alone.ok:
+            served = {view["name"]: (view["origin"]["line"], view["spec"]) for view in views}
+            assert served == {
+                service.name: (service.origin.line, spec)
+                for service, spec in zip(alone.services, specs(alone), strict=True)
+            }, (old, new)

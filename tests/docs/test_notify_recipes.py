@@ -45,22 +45,11 @@ def sent(recipe: str, directory: Path, level: str = "warning", event: str = "bac
     for name, text in (("curl", CURL), ("notify", recipe)):
         (directory / name).write_text(text)
         (directory / name).chmod(0o755)
-    environment = {
-        "PATH": f"{directory}:/usr/bin:/bin",
-        "OUT": str(directory),
-        "VIPD_NODE": "lb1",
-        "VIPD_LEVEL": level,
-        "VIPD_EVENT": event,
-    }
-    done = subprocess.run(
-        [directory / "notify"],
-        input=LINE.encode(),
-        env=environment,
-        capture_output=True,
-        check=True,
-        timeout=60,
-    )
-    assert (done.stdout, done.stderr) == (b"", b"")
+    environment = {"PATH": f"{directory}:/usr/bin:/bin", "OUT": str(directory)}
+    environment |= {"VIPD_NODE": "lb1", "VIPD_LEVEL": level, "VIPD_EVENT": event}
+    notify = [directory / "notify"]
+    done = subprocess.run(notify, input=LINE, env=environment, capture_output=True, text=True, check=True)
+    assert (done.stdout, done.stderr) == ("", "")
     body = directory / "body"
     return body.read_text() if body.exists() else None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -18,20 +18,25 @@ PAGES = [page for page in pages() if any(isinstance(each, Commands) for each in 
 LONG = ("guide.md", "operations.md", "troubleshooting.md")
 """Pages of more than sixty commands, which run at night."""
 
+SHORT = ("settings.md", "api.md", "kubernetes.md", "README.md")
+"""Pages of a few commands, which run in this order in one lab."""
+
 MOST_LEFT_OUT = 0.15
 """The share of the pages' commands that may be left to the reader alone."""
 
 
-def faults_in(page: Path) -> list[str]:
-    """What a page says otherwise than it is, in a lab of its own."""
-    faults = []
+def faults_in(wanted: Iterable[Path]) -> dict[Path, list[str]]:
+    """What each of these pages says otherwise than it is, in a lab of their own."""
+    faults: dict[Path, list[str]] = {}
     with PageLab() as lab:
-        for action in script_of(page):
-            if isinstance(action, File):
-                lab.write(action)
-            elif isinstance(action, Commands):
-                faults += [fault_of(step, action, *lab.run(step)) for step in action.steps]
-    return [fault for fault in faults if fault]
+        for page in wanted:
+            faults[page] = []
+            for action in script_of(page):
+                if isinstance(action, File):
+                    lab.write(action)
+                elif isinstance(action, Commands):
+                    faults[page] += filter(None, (fault_of(s, action, *lab.run(s)) for s in action.steps))
+    return faults
 
 
 def fault_of(step: Step, actions: Commands, code: int, printed: str) -> str:
@@ -45,15 +50,16 @@ def fault_of(step: Step, actions: Commands, code: int, printed: str) -> str:
 
 
 @pytest.fixture(scope="module")
-def runs(request: pytest.FixtureRequest) -> Iterator[Mapping[Path, Future[list[str]]]]:
+def runs(request: pytest.FixtureRequest) -> Iterator[Mapping[Path, Future[dict[Path, list[str]]]]]:
     """The wanted pages, all at work at the same time: most of it is waiting. Other tests have pages, too."""
-    wanted = {
-        item.callspec.params["page"]
-        for item in request.session.items
-        if isinstance(item, pytest.Function) and item.function is test_a_page_does_what_it_says
-    }
+    wanted: set[Path] = set()
+    for item in request.session.items:
+        if isinstance(item, pytest.Function) and item.function is test_a_page_does_what_it_says:
+            wanted.add(item.callspec.params["page"])  # type: ignore[arg-type]  # it is one
     with ThreadPoolExecutor(len(PAGES)) as pool:
-        yield {page: pool.submit(faults_in, page) for page in PAGES if page in wanted}
+        short = sorted((p for p in wanted if p.name in SHORT), key=lambda page: SHORT.index(page.name))
+        runs = {page: pool.submit(faults_in, [page]) for page in wanted.difference(short)}
+        yield runs | dict.fromkeys(short, pool.submit(faults_in, short))
 
 
 @pytest.mark.root
@@ -62,8 +68,8 @@ def runs(request: pytest.FixtureRequest) -> Iterator[Mapping[Path, Future[list[s
     [pytest.param(page, marks=pytest.mark.nightly if page.name in LONG else ()) for page in PAGES],
     ids=lambda page: page.name,
 )
-def test_a_page_does_what_it_says(runs: Mapping[Path, Future[list[str]]], page: Path) -> None:
-    faults = runs[page].result()
+def test_a_page_does_what_it_says(runs: Mapping[Path, Future[dict[Path, list[str]]]], page: Path) -> None:
+    faults = runs[page].result()[page]
     assert not faults, "\n\n".join(faults)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from tests.docs.markdown import ROOT, all_pages, anchors, described_requests, name_of, prose, rows
 from tests.lab.inside import Vipd, declare, running
+from tests.lab.stories import story_of
 from vipd.model.service import BackendState
 
 DOCS = ROOT / "docs"
@@ -72,20 +73,16 @@ def test_words_that_no_table_holds_are_described() -> None:
     assert [word for word in words if f"`{word}`" not in text] == []
 
 
-def test_every_request_that_is_described_is_served() -> None:
-    async def story(vipd: Vipd) -> None:
-        for method, path in sorted(described_requests()):
-            if path in ("/metrics", "/healthz", "/livez"):
-                continue
-            answer = await vipd.ask(
-                method, re.sub("[A-Z]+", "no-such", path), {} if method != "GET" else None
-            )
-            what = answer.body.get("error", {}).get("what", "")
-            assert not what.endswith((": Not Found", ": Method Not Allowed")), (path, answer)
-        unknown = await vipd.ask("GET", "/v1/no-such")
-        assert unknown.status == 404
-
-    running(story)
+@story_of(running)
+async def test_every_request_that_is_described_is_served(vipd: Vipd) -> None:
+    for method, path in sorted(described_requests()):
+        if path in ("/metrics", "/healthz", "/livez"):
+            continue
+        answer = await vipd.ask(method, re.sub("[A-Z]+", "no-such", path), {} if method != "GET" else None)
+        what = answer.body.get("error", {}).get("what", "")
+        assert not what.endswith((": Not Found", ": Method Not Allowed")), (path, answer)
+    unknown = await vipd.ask("GET", "/v1/no-such")
+    assert unknown.status == 404
 
 
 def broken_links() -> list[str]:

@@ -55,6 +55,7 @@ def wheel(path: Path, code: str) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
+@pytest.mark.nightly(each_time="x86_64")
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
 def test_a_wheel_with_another_hash_is_refused(builder: ModuleType, tmp_path: Path, machine: str) -> None:
     target, kept = builder.Target("3.11", machine), tmp_path / "kept"

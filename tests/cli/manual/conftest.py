@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
-import subprocess
+import runpy
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ import pytest
 import vipd
 from tests.cli.documents import WEB, one
 from tests.cli.fake_daemon import FakeDaemon, fake_daemon
+from tests.lab.inside import Output
 
 ROOT = Path(vipd.__file__).parents[1]
 NEW_YEAR = "1767225600"
@@ -66,16 +69,25 @@ class InstalledManual:
         return len(calls.read_text().splitlines()) if calls.exists() else 0
 
 
+def run(module: str, *arguments: str, date: str = "") -> Output:
+    """`python -m` with a module, in this process; `date`: SOURCE_DATE_EPOCH."""
+    out, errors, code = io.StringIO(), io.StringIO(), 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOURCE_DATE_EPOCH", date)
+        patch.setattr(sys, "argv", [module, *arguments])
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
+            try:
+                runpy.run_module(module, run_name="__main__")
+            except SystemExit as end:
+                code = int(end.code or 0)
+    return Output(code, out.getvalue(), errors.getvalue())
+
+
 @pytest.fixture(scope="session")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `python -m vipd.cli.manual` writes."""
     directory = tmp_path_factory.mktemp("manual")
-    subprocess.run(
-        [sys.executable, "-m", "vipd.cli.manual", str(directory)],
-        check=True,
-        cwd=ROOT,
-        env={**os.environ, "SOURCE_DATE_EPOCH": NEW_YEAR},
-    )
+    assert run("vipd.cli.manual", str(directory), date=NEW_YEAR).code == 0
     return directory
 
 

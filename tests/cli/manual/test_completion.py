@@ -43,16 +43,8 @@ Offered = Callable[[str, str], list[str]]
 def bash_offers(installed: InstalledManual, line: str) -> list[str]:
     script = installed.made / "completions/bash/vipctl"
     code = 'source "$1"; COMP_LINE=$2 COMP_POINT=${#2}; _vipctl; printf "%s\\n" "${COMPREPLY[@]}"'
-    return output_lines(
-        installed,
-        "bash",
-        "--norc",
-        "-c",
-        f"COMP_WORDBREAKS=$' \\t\\n\"\\'@><=;|&(:'; {code}",
-        "bash",
-        script,
-        line,
-    )
+    breaks = "COMP_WORDBREAKS=$' \\t\\n\"\\'@><=;|&(:'"
+    return output_lines(installed, "bash", "--norc", "-c", f"{breaks}; {code}", "bash", script, line)
 
 
 def fish_offers(installed: InstalledManual, line: str) -> list[str]:
@@ -99,36 +91,34 @@ def shell(request: pytest.FixtureRequest, installed: InstalledManual) -> Iterato
         yield shown
 
 
-@pytest.mark.parametrize(
-    ("keys", "words"),
-    [
-        ("desc\t dn\t", "<describe><dns>"),
-        ("describe 'shop'/\t", "<describe><shop/web>"),
-        ("describe 10.96'.0.2\t", "<describe><10.96.0.20:443/tcp>"),
-        ("describe shop/w\t", "<describe><shop/web>"),
-        ("describe 10.96.0.2\t", "<describe><10.96.0.20:443/tcp>"),
-        ("describe 10.96.0.10:\t", "<describe><10.96.0.10:53/udp>"),
-        ("remove-backend dns 10.244.2\t", "<remove-backend><dns><10.244.2.21:5353>"),
-        ("remove-backend dns fd00:2\t", "<remove-backend><dns><fd00:244::5>"),
-        ("set dns/10.244.0\t --weight 2", "<set><dns/10.244.0.5><--weight><2>"),
-        ("set 10.96.0.10:53/udp/10.244.0\t", "<set><10.96.0.10:53/udp/10.244.0.5>"),
-        ("add 10.96.0.9:53/udp --masq\t for\t", "<add><10.96.0.9:53/udp><--masquerade><forwarded>"),
-        ("list --output=na\t", "<list><--output=name>"),
-        ("check we\t", "<check><web.yaml>"),
-        ("check --services-dir de\t", "<check><--services-dir><declared>"),
-        ("check --set mark_\tx", "<check><--set><mark_bit=x>"),
-    ],
-)
-def test_a_tab_completes_a_word(shell: Terminal, keys: str, words: str) -> None:
-    shell.type(f"vipctl {keys}\r")
-    # zsh takes the slash behind a directory back when nothing follows it.
-    assert shell.expect(TYPED)[1].replace("/>", ">") == words
-
-
-def test_an_address_in_brackets_is_completed(shell: Terminal) -> None:
+TYPED_KEYS = {
+    "desc\t dn\t": "<describe><dns>",
+    "describe 'shop'/\t": "<describe><shop/web>",
+    "describe 10.96'.0.2\t": "<describe><10.96.0.20:443/tcp>",
+    "describe shop/w\t": "<describe><shop/web>",
+    "describe 10.96.0.2\t": "<describe><10.96.0.20:443/tcp>",
+    "describe 10.96.0.10:\t": "<describe><10.96.0.10:53/udp>",
+    "remove-backend dns 10.244.2\t": "<remove-backend><dns><10.244.2.21:5353>",
+    "remove-backend dns fd00:2\t": "<remove-backend><dns><fd00:244::5>",
+    "set dns/10.244.0\t --weight 2": "<set><dns/10.244.0.5><--weight><2>",
+    "set 10.96.0.10:53/udp/10.244.0\t": "<set><10.96.0.10:53/udp/10.244.0.5>",
+    "add 10.96.0.9:53/udp --masq\t for\t": "<add><10.96.0.9:53/udp><--masquerade><forwarded>",
+    "list --output=na\t": "<list><--output=name>",
+    "check we\t": "<check><web.yaml>",
+    "check --services-dir de\t": "<check><--services-dir><declared>",
+    "check --set mark_\tx": "<check><--set><mark_bit=x>",
     # Typed as each shell lets one type a bracket; zsh takes a bare one for a pattern.
-    shell.type("vipctl describe \\[fd00:96\t\r")
-    assert shell.expect(TYPED)[1] == "<describe><[fd00:96::10]:53/udp>"
+    "describe \\[fd00:96\t": "<describe><[fd00:96::10]:53/udp>",
+    "describe '10.96.0.10:5\t": "<describe><10.96.0.10:53/udp>",
+}
+"""Keys, and the words that they come to."""
+
+
+def test_a_tab_completes_a_word(shell: Terminal) -> None:
+    for keys, words in TYPED_KEYS.items():
+        shell.type(f"vipctl {keys}\r")
+        # zsh takes the slash behind a directory back when nothing follows it.
+        assert shell.expect(TYPED)[1].replace("/>", ">") == words, keys
 
 
 def test_the_daemon_that_the_line_names_is_asked(shell: Terminal, installed: InstalledManual) -> None:
@@ -143,49 +133,42 @@ def test_the_daemon_that_the_line_names_is_asked(shell: Terminal, installed: Ins
     shell.type(f"export VIPD_SOCKET={path}\r")
 
 
-def test_a_quoted_word_is_completed(shell: Terminal) -> None:
-    shell.type("vipctl describe '10.96.0.10:5\t\r")
-    assert shell.expect(TYPED)[1] == "<describe><10.96.0.10:53/udp>"
+BASH: dict[str, list[str]] = {
+    "vipctl ": VERBS,
+    "vipctl --": ["--socket", "--store", "--version", "--help"],
+    "vipctl describe ": ["dns", "shop/web", "10.96.0.30:80/tcp"],
+    "vipctl describe 10.96.0.3": ["10.96.0.30:80/tcp"],
+    "vipctl remove ": ["dns", "10.96.0.30:80/tcp"],
+    "vipctl remove-backend dns ": ["10.244.0.5", "10.244.2.21:5353", "fd00:244::5"],
+    "vipctl remove-backend -q --socket=/nowhere dns ": [],
+    "vipctl --socket /nowhere describe ": [],
+    "vipctl describe -o json -- d": ["dns"],
+    "vipctl add 10.96.0.1:53/udp ": [],
+    "vipctl explain --from ": ["local"],
+    "vipctl no-such-verb ": [],
+    "vipctl completion ": ["bash", "zsh", "fish"],
+}
+FISH: dict[str, list[str]] = {
+    "vipctl ": VERBS,
+    "vipctl describe ": ["dns", "shop/web", "10.96.0.30:80/tcp"],
+    "vipctl remove ": ["dns", "10.96.0.30:80/tcp"],
+    "vipctl remove-backend --socket /nowhere dns ": [],
+    "vipctl add 10.96.0.1:53/udp ": [],
+    "vipctl list -o ": ["table", "wide", "json", "yaml", "name"],
+    "vipctl completion ": ["bash", "zsh", "fish"],
+}
 
 
 @needs("bash")
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        ("vipctl ", VERBS),
-        ("vipctl --", ["--socket", "--store", "--version", "--help"]),
-        ("vipctl describe ", ["dns", "shop/web", "10.96.0.30:80/tcp"]),
-        ("vipctl describe 10.96.0.3", ["10.96.0.30:80/tcp"]),
-        ("vipctl remove ", ["dns", "10.96.0.30:80/tcp"]),
-        ("vipctl remove-backend dns ", ["10.244.0.5", "10.244.2.21:5353", "fd00:244::5"]),
-        ("vipctl remove-backend -q --socket=/nowhere dns ", []),
-        ("vipctl --socket /nowhere describe ", []),
-        ("vipctl describe -o json -- d", ["dns"]),
-        ("vipctl add 10.96.0.1:53/udp ", []),
-        ("vipctl explain --from ", ["local"]),
-        ("vipctl no-such-verb ", []),
-        ("vipctl completion ", ["bash", "zsh", "fish"]),
-    ],
-)
-def test_what_bash_offers(installed: InstalledManual, line: str, offered: list[str]) -> None:
-    assert bash_offers(installed, line) == (list(verbs()) if offered == VERBS else offered)
+def test_what_bash_offers(installed: InstalledManual) -> None:
+    offered = {line: bash_offers(installed, line) for line in BASH}
+    assert offered == {line: list(verbs()) if words == VERBS else words for line, words in BASH.items()}
 
 
 @needs("fish")
-@pytest.mark.parametrize(
-    ("line", "offered"),
-    [
-        ("vipctl ", {*VERBS}),
-        ("vipctl describe ", {"dns", "shop/web", "10.96.0.30:80/tcp"}),
-        ("vipctl remove ", {"dns", "10.96.0.30:80/tcp"}),
-        ("vipctl remove-backend --socket /nowhere dns ", set()),
-        ("vipctl add 10.96.0.1:53/udp ", set()),
-        ("vipctl list -o ", {"table", "wide", "json", "yaml", "name"}),
-        ("vipctl completion ", {"bash", "zsh", "fish"}),
-    ],
-)
-def test_what_fish_offers(installed: InstalledManual, line: str, offered: set[str]) -> None:
-    assert set(fish_offers(installed, line)) == (set(verbs()) if offered == {*VERBS} else offered)
+def test_what_fish_offers(installed: InstalledManual) -> None:
+    for line, words in FISH.items():
+        assert set(fish_offers(installed, line)) == set(verbs() if words == VERBS else words), line
 
 
 @needs("zsh")

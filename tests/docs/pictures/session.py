@@ -63,12 +63,7 @@ STEPS = (
     Typed(HOST, "vipctl describe web"),
 )
 
-VARIES = (
-    r"\d+ b[123] answers",
-    r"b[123] answers",
-    r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d",
-    r"\d+s",
-)
+VARIES = (r"\d+ b[123] answers", r"b[123] answers", r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d", r"\d+s")
 """What is different in each run, besides what differs in every transcript."""
 
 

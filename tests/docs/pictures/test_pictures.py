@@ -10,7 +10,6 @@ import pytest
 
 from tests.docs.commands import calls_of_ours, fault_of
 from tests.docs.markdown import ROOT, Block, prose
-from tests.docs.pictures import terminal
 from tests.docs.pictures.__main__ import CAST, PICTURES, drawings
 from tests.docs.pictures.cast import Output, Recording, rows
 from tests.docs.pictures.session import STEPS, VARIES, record
@@ -25,23 +24,13 @@ ELEMENTS = {"svg", "title", "style", "rect", "path", "text", "g", "marker", "cli
 
 
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
-def test_a_picture_is_the_one_that_is_drawn_now(path: Path) -> None:
-    drawn = drawings(RECORDED)[path]
-    assert path.read_text(encoding="utf-8") == drawn, "stale; run: python -m tests.docs.pictures"
-
-
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
-def test_a_picture_is_small_and_needs_nothing_else(path: Path) -> None:
+def test_a_picture_is_the_one_that_is_drawn_now_and_fits_every_reader(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
+    assert text == drawings(RECORDED)[path], "stale; run: python -m tests.docs.pictures"
     assert len(text.encode()) < MOST_BYTES
     drawn = ET.fromstring(text)  # noqa: S314 (drawn here)
     assert {each.tag.removeprefix(SVG) for each in drawn.iter()} <= ELEMENTS
-    assert re.findall(r"href|@import|url\((?!#)|\son\w+=", text) == []
-
-
-@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.name)
-def test_every_colour_of_a_picture_has_a_light_and_a_dark_form(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
+    assert re.findall(r"href|@import|url\((?!#)|\son\w+=", text) == [], "it needs nothing else"
     light, _, dark = text.partition("prefers-color-scheme: dark")
     used = set(re.findall(r"var\((--\w+)\)", text))
     assert used
@@ -100,50 +89,7 @@ def test_the_first_minute_goes_as_recorded() -> None:
     assert mismatch(expected, now, VARIES) == ""
 
 
-def recording(*outputs: tuple[float, str]) -> Recording:
-    return Recording(10, 3, 2.0, tuple(Output(at, text) for at, text in outputs))
-
-
-def test_a_file_of_a_recording_is_read_as_it_was_written() -> None:
-    made = recording((0.0, "\x1b[31mé\x1b[0m"), (1.5, "\r\n"))
-    assert Recording.read(made.write()) == made
-
-
-def test_a_longer_pause_is_cut_and_what_follows_comes_earlier() -> None:
-    made = recording((1.0, "a"), (11.0, "b"), (12.0, "c")).shortened()
-    assert [output.at for output in made.outputs] == [1.0, 3.0, 4.0]
-
-
-def test_rows_wrap_and_keep_their_colours() -> None:
-    first, second, third = rows(recording((0.0, "\x1b[1m123456789\x1b[32m012\x1b[0m\r\r\n"), (1.0, "x")))
-    assert (first.text, second.text, third.text) == ("1234567890", "12", "x")
-    assert [(column, text, set(styles)) for column, text, styles in first.runs()] == [
-        (0, "123456789", {"bold"}),
-        (9, "0", {"bold", "green"}),
-    ]
-    assert [cell.at for cell in third.cells] == [1.0]
-
-
 @pytest.mark.parametrize("text", ["\x1b[2J", "\x1b[A", "\x1b[44m", "50 %\r60 %", "\x07"])
 def test_what_cannot_be_drawn_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not drawn"):
-        rows(recording((0.0, text)))
-
-
-def test_a_typed_row_is_uncovered_and_an_output_appears_at_once() -> None:
-    made = recording(
-        (0.0, "$ "), (1.0, "l"), (1.1, "s"), (1.2, " "), (1.3, "-"), (2.0, "\r\n"), (2.0, "<a&b>")
-    )
-    typed, printed = rows(made)
-    assert (typed.typed_from, printed.typed_from) == (2, 5)
-    drawn = terminal.draw(made, "x")
-    assert "&lt;a&amp;b&gt;" in drawn
-    assert ("@keyframes c0" in drawn, "@keyframes c1" in drawn) == (True, False)
-
-
-def test_the_sheet_moves_when_the_terminal_is_full() -> None:
-    made = recording((0.0, "a\r\nb\r\nc"), (1.0, "\r\n"), (2.0, "d"))
-    frames = re.search(r"@keyframes sheet {(.*)}", terminal.draw(made, "x"))
-    assert frames is not None
-    moment = 100 / (2 + terminal.AT_THE_END)
-    assert f"{moment:.3f}%{{transform:translateY(-{terminal.LINE:g}px)}}" in frames[1]
+        rows(Recording(10, 3, 2.0, (Output(0.0, text),)))
