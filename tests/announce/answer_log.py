@@ -15,7 +15,6 @@ INTERVAL_SECONDS = 0.01
 
 
 def main(address: str) -> None:
-    """Ask until standard input ends."""
     wanted = socket.inet_aton(address)
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0806)) as opened:
         opened.bind(("eth0", 0x0806))

@@ -105,7 +105,6 @@ class FaultyNetwork(ABC):
         return SERVICE.format(vip=self.vip, by=by, port=PORTS[self._cells % len(PORTS)])
 
     def begin(self, fault: Fault) -> Undo:
-        """Have a part fail; returns what makes it work again."""
         begin = getattr(self, f"_{fault.part}")
         undo: Undo = begin(fault.host) if fault.host else begin()
         return undo
@@ -136,7 +135,6 @@ class FaultyNetwork(ABC):
 
     @contextlib.contextmanager
     def clients(self) -> Iterator[dict[str, Any]]:
-        """New connections all the time; afterwards what came of them."""
         process = self.client.start(
             sys.executable, "-m", "tests.announce.many_clients", self.vip, "80", "1.5"
         )
@@ -151,7 +149,6 @@ class FaultyNetwork(ABC):
             finish(process)
 
     def has_route(self, host: int) -> bool:
-        """Whether a host's routing daemon is to announce the address."""
         table = self.daemons[host].host.run("ip", "route", "show", "table", "86", check=False).stdout
         return self.vip in table
 
@@ -245,7 +242,6 @@ class RoutedNetwork(FaultyNetwork):
         return self.lab.lan, f"h{host}"
 
     def _router(self) -> Undo:
-        """Its routing daemon is killed; the kernel goes on forwarding."""
         self.lab.kill_daemon("router-bird")
         return self.lab.start_router
 

@@ -63,8 +63,6 @@ ANSWER_LOG = Path(__file__).with_name("answer_log.py")
 
 
 class Answer(NamedTuple):
-    """One answer, or announcement, that the client saw."""
-
     at: float
     """On the monotonic clock."""
     kind: str
@@ -118,11 +116,9 @@ class LanLab(FleetLab):
         return [line.removeprefix("/vipd/v1/") for line in listed.splitlines() if line]
 
     def hardware(self, node: Node) -> str:
-        """The hardware address of a node."""
         return node.run("cat", "/sys/class/net/eth0/address").stdout.strip()
 
     def forget(self, address: str = VIP) -> None:
-        """Have the client forget where an address is."""
         self.client.run("ip", "neigh", "del", address, "dev", "eth0", check=False)
 
     def who_answers(self, address: str = VIP, wait: float = 1.0) -> str:
@@ -161,7 +157,6 @@ class LanLab(FleetLab):
                     found.append(Answer(float(at), kind, names.get(hardware, hardware)))
 
     def hub_port(self) -> Node:
-        """The hub, whose device on the LAN is the bridge."""
         return _Hub(self.hub)
 
     def connections(self, seconds: float, pause: float = 0.005, address: str = VIP) -> Process:
@@ -172,7 +167,6 @@ class LanLab(FleetLab):
         return process
 
     def delete_all(self) -> None:
-        """End what runs in the namespaces, and delete them."""
         delete_nodes(self.client)
         super().delete_all()
 
@@ -199,7 +193,6 @@ class TwoArmedLab(LanLab):
         self.backends = [Node(f"{prefix}-b{n}", f"b{n}", f"10.20.0.1{n}", "") for n in (1, 2)]
 
     def start_bird(self, node: Node, text: str) -> None:
-        """Start BIRD in a node with this configuration."""
         place = self.root / f"{node.name}.conf"
         place.write_text(text)
         with (self.root / f"{node.name}.log").open("w") as log:
@@ -207,7 +200,6 @@ class TwoArmedLab(LanLab):
             node.start("bird", "-f", "-c", str(place), "-s", control, stdout=log, stderr=log)
 
     def delete_all(self) -> None:
-        """End what runs in the namespaces, and delete them."""
         delete_nodes(*self.backends, self.inner)
         super().delete_all()
 

@@ -23,7 +23,6 @@ TIMEOUT_SECONDS = 3.0
 
 
 def main() -> None:
-    """Connect until standard input closes."""
     address, port, *more = sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:])
     timeout = more[0] if more else TIMEOUT_SECONDS
     outcomes: collections.Counter[str] = collections.Counter()

@@ -32,7 +32,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LanLab]:
 
 @contextmanager
 def two(lab: LanLab, *addresses: str) -> Iterator[dict[str, HostDaemon]]:
-    """Two daemons that share these addresses."""
     first, second = (lab.announcer(host, addresses or (VIP,)) for host in lab.hosts)
     with first, second:
         found = {first.host.name: first, second.host.name: second}
@@ -49,7 +48,6 @@ def other(found: dict[str, HostDaemon], name: str) -> str:
 
 
 def held_by(daemon: HostDaemon) -> set[str]:
-    """The addresses for which a host has proxy entries."""
     lines = daemon.host.run("ip", "neigh", "show", "proxy").stdout.splitlines()
     return {line.split()[0] for line in lines if line}
 

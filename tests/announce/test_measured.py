@@ -30,7 +30,6 @@ SETTLED_SECONDS = 2.0
 
 @contextlib.contextmanager
 def traffic(lab: RoutedLab) -> Iterator[dict[str, Any]]:
-    """New connections all the time; afterwards what came of them."""
     process = lab.client.start(sys.executable, "-m", "tests.announce.many_clients", VIP, "80")
     outcome: dict[str, Any] = {}
     try:
@@ -47,7 +46,6 @@ def traffic(lab: RoutedLab) -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def established(lab: RoutedLab) -> Iterator[list[Flow]]:
-    """Connections that have sent something already."""
     with contextlib.ExitStack() as stack:
         flows = [stack.enter_context(lab.client.open(VIP, 80, timeout=3.0)) for _ in range(FLOWS)]
         for flow in flows:

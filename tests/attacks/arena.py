@@ -121,7 +121,6 @@ class Arena:
     # The bystander
 
     def wait_served(self) -> None:
-        """Return once every service of the bystander answers."""
         places = {f"{start}{n}": 80 for start in CHECKED.values() for n in range(neighbour.BACKENDS)}
         places |= {f"{VIP}14": 80} | {f"{VIP}{n}": 8999 for n in (1, 2, *((3,) if self.etcd else ()))}
         with Probe(self.client) as probe:
@@ -268,7 +267,6 @@ class Arena:
         self.requests(self.host, Requests(str(self.daemon.socket), request, uid=uid, gids=gids, **options))
 
     def scratch(self, content: bytes) -> Path:
-        """A file with this content."""
         with tempfile.NamedTemporaryFile(dir=self.scratch_directory, delete=False) as file:
             file.write(content)
         return Path(file.name)
@@ -338,11 +336,9 @@ class Arena:
         connection.close()
 
     def put(self, key: str, value: str) -> None:
-        """Write a key of etcd."""
         self.put_keys({key: value})
 
     def put_keys(self, values: Mapping[str, str]) -> None:
-        """Write keys of etcd."""
         assert self.etcd
         with self.servers.entered():
             self.etcd.put_all({f"/vipd/v1/{key}": value for key, value in values.items()})
@@ -356,7 +352,6 @@ class Arena:
             self.put_keys(dict(pairs[at : at + at_once]))
 
     def delete(self, key: str) -> None:
-        """Delete a key of etcd, with a final `*` all that begin so."""
         assert self.etcd
         with self.servers.entered():
             self.etcd.delete(f"/vipd/v1/{key}")
@@ -366,7 +361,6 @@ class Arena:
             self.delete(f"{folder}/greedy*")
 
     def run_beside(self, work: Callable[[threading.Event], None]) -> None:
-        """Run this in a thread of the tests until the attack ends."""
         end = threading.Event()
         thread = threading.Thread(target=work, args=(end,), daemon=True)
         thread.start()
@@ -374,21 +368,17 @@ class Arena:
         self._attack.callback(end.set)
 
     def on_end(self, work: Callable[[], object]) -> None:
-        """Do this when the attack ends."""
         self._attack.callback(work)
 
     def end_attack(self) -> None:
-        """End what attackers run, and take back what they declared."""
         self._attack.close()
 
     def problems(self) -> str:
-        """All problems of the status, one a line."""
         return "\n".join(p for source in self.daemon.status()["sources"] for p in source["problems"])
 
 
 @contextlib.contextmanager
 def arena(root: Path, dataplane: str = "iptables", with_etcd: bool = False) -> Iterator[Arena]:
-    """An arena in a lab of its own."""
     with Lab(Wiring(backends=3)) as lab, Arena(lab, root, dataplane, with_etcd) as made:
         yield made
 

@@ -65,8 +65,6 @@ def attack(
 
 @dataclass
 class Row:
-    """What an attack, or several at a time, did to the bystander."""
-
     name: str
     quiet: Figures
     attacked: Figures

@@ -22,7 +22,6 @@ def service(number: int, backends: str = f"[{BAD}]", check: str = "none", more: 
 
 
 def services(numbers: Iterable[int], backends: str = f"[{BAD}]", check: str = "none", more: str = "") -> str:
-    """Services of the attacker's."""
     return "".join(service(number, backends, check, more) for number in numbers)
 
 

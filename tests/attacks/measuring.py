@@ -34,8 +34,6 @@ TIMES = Mapping[str, Sequence[float]]
 
 @dataclass
 class Figures:
-    """What was measured in one phase. Times in seconds, memory in bytes."""
-
     seconds: dict[str, list[float]] = field(default_factory=dict)
     """By what the bystander did, how long each took to be seen."""
     healthz: list[float] = field(default_factory=list)
@@ -44,7 +42,6 @@ class Figures:
     """By how much whatever else uses the processors slowed down a short computation, many times."""
 
     def worst(self, what: str) -> float:
-        """The longest of a kind; 0 without any."""
         return max(self.seconds.get(what, ()), default=0.0)
 
     def slowness(self) -> float:
@@ -58,8 +55,6 @@ class Figures:
 
 
 class Probe:
-    """Connections from a namespace, for the thread that enters it."""
-
     def __init__(self, node: Node) -> None:
         self._entered = node.entered()
 

@@ -56,7 +56,6 @@ GROUPS: dict[str, Measure] = {
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure what the command line asks for."""
     arguments = _arguments(argv)
     if os.geteuid() != 0:
         sys.exit("error: root is needed, for network namespaces; run: sudo bash tests/bench/run.sh")
@@ -73,7 +72,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run_group(record: Record, name: str, measure: Measure, extent: Extent) -> None:
-    """Measure one group, write it down, print it."""
     say(f"{name}: begins")
     record.begin(name, extent.name, machine_facts(OTHERS))
     began = time.monotonic()

@@ -90,7 +90,6 @@ COMPARISONS = (
 
 
 def compared(record: Record) -> list[str]:
-    """The table; without results, the facts alone."""
     return table(TITLES, [*FACTS, *_figures(record)])
 
 

@@ -44,8 +44,6 @@ REFUSING = """table ip refusing {
 
 
 class Prober:
-    """The program in the client's namespace."""
-
     def __init__(self, process: Process) -> None:
         self._process = process
 
@@ -63,8 +61,6 @@ class Prober:
 
 @dataclass(frozen=True)
 class Victim:
-    """A backend that is to die."""
-
     vip: str
     """Of the service that it is one of three backends of."""
     server: Process
@@ -72,8 +68,6 @@ class Victim:
 
 @dataclass
 class Scene:
-    """One daemon in its lab, with an etcd beside it and many services already there."""
-
     subject: str
     lab: Lab
     daemon: Daemon
@@ -110,7 +104,6 @@ def measure(extent: Extent) -> Iterator[Measurement]:
 
 @contextmanager
 def scene(subject: str, settings: Mapping[str, Any], extent: Extent) -> Iterator[Scene]:
-    """Everything up and in sync."""
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vipd-bench-")))
         lab = stack.enter_context(Lab(Wiring(backends=3)))

@@ -54,7 +54,6 @@ class Equipment:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The daemon's settings for this dataplane."""
         return {"dataplane": self.dataplane, **({"iptables_variant": "legacy"} if self.legacy else {})}
 
 

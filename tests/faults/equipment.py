@@ -59,7 +59,6 @@ class MountingNode(Node):
     """Shell script that mounts something on the directory `$0`, and then runs its arguments."""
 
     def inside(self, argv: Any) -> list[str]:
-        """The command line that runs `argv` with that mount."""
         return super().inside(["unshare", "--mount", "sh", "-c", self.script, self.directory, *argv])
 
 
@@ -87,7 +86,6 @@ class FailingTools:
             script.chmod(0o755)
 
     def equip(self, node: Node) -> Node:
-        """The node with these programs first in PATH."""
         return node.with_environment(PATH=f"{self._directory}:{os.environ['PATH']}")
 
     @contextmanager
@@ -101,7 +99,6 @@ class FailingTools:
             refused.unlink()
 
     def broken(self) -> AbstractContextManager[None]:
-        """For a while, fail always."""
         return self.being("broken")
 
     @contextmanager
@@ -115,7 +112,6 @@ class FailingTools:
             mark.unlink()
 
     def calls(self) -> list[float]:
-        """When the tools were called, in seconds since the machine started."""
         path = self._directory / "calls"
         return [float(line) for line in path.read_text().split()] if path.exists() else []
 
@@ -132,13 +128,11 @@ class Api:
         self._connection = UnixConnection(daemon.socket)
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
-        """The answer's status and JSON."""
         self._connection.request(method, f"/v1/{path}", json.dumps(body) if body is not None else None)
         response = self._connection.getresponse()
         return response.status, json.loads(response.read())
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
 
@@ -178,7 +172,6 @@ def as_from_a_cold_start(equipment: Equipment, daemon: Daemon) -> None:
 
 
 def on_disk(daemon: Daemon) -> tuple[dict[str, str], str]:
-    """A daemon's files and store."""
     files = {path.name: path.read_text() for path in daemon.services_dir.glob("*.yaml")}
     store = daemon.state_dir / "services.yaml"
     return files, store.read_text() if store.exists() else ""

@@ -143,8 +143,6 @@ _TEXTS: dict[str, Callable[..., str]] = {
 
 
 class Supervisor:
-    """Answers what the kernel asks."""
-
     def __init__(self, listener: int, directory: Path) -> None:
         self._listener = listener
         self._faults = directory / "faults"
@@ -153,7 +151,6 @@ class Supervisor:
         self._waiting: list[tuple[Call, str]] = []
 
     def run(self) -> None:
-        """Until nobody has the filter any more."""
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         while True:

@@ -43,7 +43,6 @@ def daemon(lab: Lab, equipment: Equipment) -> Iterator[Daemon]:
 
 
 def crash(daemon: Daemon, changes: Changes, after: float) -> None:
-    """Let changes stream in and kill the daemon amid them."""
     api = Api(daemon)
 
     def stream() -> None:

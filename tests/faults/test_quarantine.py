@@ -41,7 +41,6 @@ def other_tools(daemon: Daemon, tmp_path: Path, equipment: Equipment) -> Iterato
 
 
 def declaration(lab: Lab, bad: int = 0) -> str:
-    """Forty services; the one of this number also has the bad backend."""
     good = [backend_text(backend) for backend in lab.backends]
     return yaml.safe_dump(
         [

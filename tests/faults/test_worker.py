@@ -46,7 +46,6 @@ def servers(lab: Lab) -> Iterator[list[Unsteady]]:
 
 @pytest.fixture(scope="module")
 def daemon(lab: Lab, servers: list[Unsteady]) -> Iterator[Daemon]:
-    """A daemon with a service whose backends are checked by HTTP."""
     named = ", ".join(f"{server.address}:{PORT}" for server in servers)
     check = "{type: http, interval: 500ms, timeout: 400ms, rise: 1, fall: 2}"
     text = (

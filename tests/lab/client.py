@@ -43,7 +43,6 @@ Outcome = dict[str, str]
 
 
 def failure(error: OSError) -> Outcome:
-    """The outcome that an error means."""
     if isinstance(error, ConnectionRefusedError):
         return {"failure": "refused"}
     if isinstance(error, TimeoutError):
@@ -83,7 +82,6 @@ def bind_fresh(made: socket.socket, source: str) -> None:
 
 
 async def exchange(arguments: argparse.Namespace) -> Outcome:
-    """One connection or datagram, and its outcome."""
     try:
         with opened(arguments, once=True) as flow:
             outcome = await _exchange(flow, arguments)
@@ -158,7 +156,6 @@ def bursts() -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the command line may say."""
     made = argparse.ArgumentParser(description="Make flows to one address and print their outcomes.")
     made.add_argument("work", choices=("burst", "flow"))
     made.add_argument("--to", required=True, metavar="ADDRESS")
@@ -174,7 +171,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Read the arguments, do the work and print its outcome."""
     if sys.argv[1:] == ["bursts"]:
         bursts()
         return

@@ -36,7 +36,6 @@ class UnixConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        """Connect to the socket's path instead of a port."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
@@ -71,7 +70,6 @@ class Daemon:
 
     @property
     def log(self) -> str:
-        """The daemon's log so far."""
         path = self.directory / "log"
         return path.read_text() if path.exists() else ""
 
@@ -112,7 +110,6 @@ class Daemon:
         self._end(number)
 
     def wait_for_end(self) -> int:
-        """Its exit code, once it has ended by itself."""
         return self._end(None)
 
     def wait_in_sync(self, timeout: float = START_SECONDS) -> None:
@@ -131,15 +128,12 @@ class Daemon:
         raise AssertionError(f"vipd is {state} after {timeout} s; its log:\n{self.log}")
 
     def status(self) -> dict[str, Any]:
-        """The daemon's status; raises OSError while it does not listen."""
         return self.get("status")
 
     def get(self, what: str) -> dict[str, Any]:
-        """The API's answer to GET /v1/`what`."""
         return self.ask("GET", what)[1]
 
     def ask(self, method: str, what: str, body: object = None) -> tuple[int, dict[str, Any]]:
-        """The status and the JSON of the API's answer."""
         connection = UnixConnection(self.socket)
         try:
             connection.request(method, f"/v1/{what}", None if body is None else json.dumps(body))
@@ -149,7 +143,6 @@ class Daemon:
             connection.close()
 
     def memory(self) -> list[str]:
-        """The lines of its /proc/PID/status."""
         return Path(f"/proc/{self.status()['pid']}/status").read_text().splitlines()
 
     def endpoints(self, target: str) -> list[str]:

@@ -57,7 +57,6 @@ class Flow:
 
 
 def client_argv(work: str, *options: str) -> list[str]:
-    """The command line of the client program."""
     return [sys.executable, "-m", "tests.lab.client", work, *options]
 
 

@@ -68,7 +68,6 @@ class ForkedProcess(subprocess.Popen[str]):
         (self.pid,) = _NUMBER.unpack(self._status.read(_NUMBER.size))
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode

@@ -213,8 +213,6 @@ def _declared(declaration: problems.Declaration) -> Declared:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer of the API."""
-
     status: int
     body: dict[str, Any]
 
@@ -225,8 +223,6 @@ class Answer:
 
 
 class Output(NamedTuple):
-    """What a run of vipctl came to."""
-
     code: int
     stdout: str
     stderr: str
@@ -278,7 +274,6 @@ class Kernel:
         }
 
     def names(self) -> set[str]:
-        """The services that are written."""
         return {key.service for key in self.rules}
 
 
@@ -339,7 +334,6 @@ class Vipd:
         return answer
 
     async def add(self, spec: object) -> Answer:
-        """Add a service."""
         return await self.ask("POST", "/v1/services", {"service": spec})
 
     async def reload(self) -> Answer:
@@ -364,13 +358,11 @@ class Vipd:
         return Output(code, stdout.getvalue(), stderr.getvalue())
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Return once a condition holds."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition():  # noqa: ASYNC110 (it has no event)
                 await asyncio.sleep(0.01)
 
     async def until_status(self, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """The first status of which a condition holds."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition(status := await self.status()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -1063,7 +1055,6 @@ class Synced:
         self._dataplane.retry_quarantined(services)
 
     def warnings(self) -> tuple[str, ...]:
-        """What this host lacks, and what that means."""
         return self._dataplane.warnings()
 
     def versions(self) -> dict[str, str]:
@@ -1071,7 +1062,6 @@ class Synced:
         return self._dataplane.versions()
 
     def host_changed(self, *own: str) -> None:
-        """This host has other addresses."""
         self.own = frozenset(own)
         asyncio.run(self._dataplane.host_changed(self.own))
 
@@ -1209,7 +1199,6 @@ class _Noting(socket.socket):
         self._refusals = refusals
 
     def recvmsg(self, *arguments: Any) -> Any:
-        """Receive, and note."""
         received = super().recvmsg(*arguments)
         kind, error = struct.unpack_from("=4xH10xi", received[0])
         if kind == 2 and error:

@@ -56,7 +56,6 @@ def connect_once(address: str, port: int, timeout: float = TIMEOUT_SECONDS) -> s
 
 
 def main() -> None:
-    """Connect until standard input closes."""
     address, port = sys.argv[1], int(sys.argv[2])
     answered = 0
     failed: dict[str, list[str]] = {}

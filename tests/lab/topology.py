@@ -89,7 +89,6 @@ class Lab:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """Every namespace of the lab."""
         return (self.client, self.host, *self.backends)
 
     def serve_everywhere(self, *ports: int) -> None:
@@ -194,7 +193,6 @@ def links_up(namespace: str, devices: Iterable[str]) -> set[str]:
 
 
 def add_addresses(namespace: str, device: str, *addresses: str) -> None:
-    """Give a device its addresses, usable at once, and bring it up."""
     ip_batch(address_commands(device, *addresses), namespace)
 
 
@@ -214,7 +212,6 @@ def delete_nodes(*nodes: Node) -> None:
 
 
 def ip(*argv: str) -> None:
-    """Run `ip`; raises RuntimeError with its error message when it fails."""
     _ip(argv)
 
 

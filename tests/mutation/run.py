@@ -68,8 +68,6 @@ class Job:
 
 @dataclass
 class _Copy:
-    """A copy of the tree, and the process that uses it."""
-
     path: Path
     job: Job | None = None
     process: multiprocessing.process.BaseProcess | None = None
@@ -94,7 +92,6 @@ class _Copy:
         self.process.start()
 
     def stop(self) -> None:
-        """End the process and what it started."""
         if self.process and self.process.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -102,7 +99,6 @@ class _Copy:
             self.process.join()
 
     def finish(self, late: bool) -> Job:
-        """Stop, take back the mutant, and return what came of it."""
         assert self.job
         assert self.process
         job = self.job

@@ -23,7 +23,6 @@ class Target:
     """Which of these tests run."""
 
     def files(self) -> list[str]:
-        """The modules' paths from the root of the project."""
         found = [
             file
             for module in self.modules

@@ -120,5 +120,4 @@ class Declared:
 
 
 def backend_texts(nodes: tuple[Node, ...], family: int) -> tuple[str, ...]:
-    """Backends as a declaration writes them."""
     return tuple(backend_text(node, family) for node in nodes)

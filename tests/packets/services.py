@@ -47,5 +47,4 @@ class Services:
 
 
 def backend_text(node: Node, family: int = 4) -> str:
-    """A backend as vipctl writes it."""
     return socket_text(node.address(family), SERVED_PORT)

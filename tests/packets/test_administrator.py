@@ -75,8 +75,6 @@ def lab(dataplane: str) -> Iterator[Lab]:
 
 @dataclass
 class Host:
-    """The lab's host as an administrator works on it."""
-
     lab: Lab
 
     def run(self, script: str) -> str:
@@ -89,7 +87,6 @@ class Host:
         return output
 
     def set_up(self, firewall: str) -> None:
-        """Load the rules of a firewall."""
         if firewall == "ufw":
             self.lab.host.run("iptables-restore", "-n", text=(FIREWALLS / "ufw.ipv4").read_text())
         elif firewall == "nft":
@@ -101,12 +98,10 @@ class Host:
             self.lab.host.run("iptables", "-P", "FORWARD", "DROP")
 
     def forward(self) -> list[str]:
-        """The rules of FORWARD."""
         lines = self.lab.host.run("iptables", "-S", "FORWARD").stdout.splitlines()
         return [line.removeprefix("-A FORWARD ") for line in lines if line.startswith("-A")]
 
     def passes(self, vip: Frontend) -> bool:
-        """Whether a new flow of the client is answered."""
         return not self.lab.client.send(*vip, count=2, timeout=0.4).failures
 
 

@@ -45,7 +45,6 @@ def declaration(lab: Lab, address: str, name: str) -> str:
 
 
 def problems(daemon: Daemon) -> list[str]:
-    """What the daemon says is wrong with its sources."""
     return [problem for source in daemon.status()["sources"] for problem in source["problems"]]
 
 

@@ -148,13 +148,11 @@ class ManyWays:
         )
 
     def ways(self) -> list[Frontend]:
-        """Every address and port that leads to it."""
         protocol = Protocol(self._protocol)
         addressed = [Frontend(address, 80, protocol) for address in (*self._inside, self._outside)]
         return [*addressed, Frontend(self._on_host, self._node_port, protocol)]
 
     def served(self, way: Frontend) -> dict[str, str]:
-        """The one backend that serves each client by this way."""
         return {s: only_backend(self._lab.client, way, s, 3) for s in SOURCES[self._family]}
 
 

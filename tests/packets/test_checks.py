@@ -38,12 +38,10 @@ class Unsteady:
         self.start()
 
     def start(self) -> None:
-        """Listen (again) and serve."""
         self._process = self.node.start(sys.executable, "-I", str(SERVER), self.name, self.address, str(PORT))
         assert read_line(self._process) == "ready"
 
     def obey(self, *order: str) -> None:
-        """Do from now on as ordered."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(" ".join(order) + "\n")
@@ -51,7 +49,6 @@ class Unsteady:
         assert read_line(self._process) == "done"
 
     def die(self) -> None:
-        """End, so that connections are refused."""
         if self._process is not None:
             self._process.kill()
             finish(self._process)
@@ -68,7 +65,6 @@ def servers(lab: Lab) -> Iterator[list[Unsteady]]:
 
 @pytest.fixture
 def steady(servers: list[Unsteady]) -> Iterator[list[Unsteady]]:
-    """All servers as they should be, before and after."""
     yield servers
     for server in servers:
         server.die()

@@ -114,7 +114,6 @@ def test_a_disabled_backend_loses_its_udp_flows(
 
 
 def answerer(flow: Flow) -> str:
-    """The backend that answers the next datagram, or why none does."""
     outcome = flow.try_ask(2)
     return outcome.backend if isinstance(outcome, Answer) else outcome
 

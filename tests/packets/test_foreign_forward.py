@@ -98,7 +98,6 @@ def flush(host: Node) -> None:
 
 
 def everything(host: Node) -> str:
-    """Every rule of every program, without counters."""
     texts = [host.run("nft", "-s", "list", "ruleset").stdout]
     for tool in ("iptables-legacy-save", "ip6tables-legacy-save"):
         texts.append(host.run(tool).stdout)
@@ -124,7 +123,6 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture
 def clean(lab: Lab) -> Iterator[None]:
-    """No rules of anybody, before and after."""
     flush(lab.host)
     yield
     flush(lab.host)

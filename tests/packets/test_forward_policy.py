@@ -26,7 +26,6 @@ def lab(dataplane: str) -> Iterator[Lab]:
 
 
 def add_foreign_rule(lab: Lab, family: int) -> None:
-    """Somebody else's DNAT from a port of the host to a backend."""
     target = lab.backends[0].address(family)
     shown = f"[{target}]" if family == 6 else target
     match = ("-d", lab.host.address(family), "-p", "tcp", "--dport", str(FOREIGN_PORT))

@@ -59,7 +59,6 @@ def places(lab: Lab, *numbers: int) -> list[str]:
 
 
 def settled(daemon: Daemon, expected: list[str]) -> None:
-    """Wait until the kernel has these backends."""
     daemon.wait_until(lambda: sorted(daemon.endpoints("web")), expected)
     daemon.wait_in_sync()
 

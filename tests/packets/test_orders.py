@@ -21,7 +21,6 @@ def test_an_order_counts_for_every_port_until_it_is_resumed_for_good(lab: Lab, d
     drained, *others = lab.backends
 
     def serving() -> set[frozenset[str]]:
-        """Who answers at each port of each address."""
         return {
             frozenset(lab.client.send(vip, port, count=ENOUGH).all_answered().backends)
             for vip in VIPS

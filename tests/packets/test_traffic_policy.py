@@ -60,12 +60,10 @@ def lab() -> Iterator[Lab]:
 
 
 def mixed(lab: Lab, family: int) -> tuple[str, ...]:
-    """One backend on the host, one elsewhere."""
     return backend_texts((lab.host, lab.backends[0]), family)
 
 
 def spread(node: Node, address: str, port: int = SERVED_PORT, protocol: str = "tcp") -> set[str]:
-    """Which backends answer."""
     return set(node.send(address, port, protocol, count=ENOUGH).all_answered().backends)
 
 
@@ -215,7 +213,6 @@ def test_cluster_networks_are_not_held_to_the_external_policy(
 
 
 def ask_health(node: Node, address: str, port: int) -> tuple[int, int, dict[str, object]]:
-    """A health port's status, weight header and body."""
     said = node.run(sys.executable, "-I", "-c", ASK, address, str(port)).stdout
     status, weight, body = said.split(maxsplit=2)
     return int(status), int(weight), json.loads(body)

@@ -50,7 +50,6 @@ def rounds(results: list[Result], number: int) -> Iterator[int]:
 
 
 def lost(results: list[Result]) -> dict[str, int]:
-    """All failures of all bursts."""
     assert len(results) > 2, "the load was too short to prove anything"
     return {kind: times for result in results for kind, times in result.failures.items()}
 

@@ -66,8 +66,6 @@ _Parts = dict[str, float]
 
 
 class Measuring:
-    """Arrangements, the probes, and every value so far."""
-
     def __init__(self, direct: Arrangement, others: list[Arrangement], probes: Probes) -> None:
         """`others` begins with the tracked one, to which the rest is compared."""
         self._direct, self._others, self._probes = direct, others, probes
@@ -98,7 +96,6 @@ class Measuring:
                 self._read(at, self._probes.kept)
 
     def measurements(self) -> Iterator[Measurement]:
-        """Every row, with the values of all rounds."""
         for row, values in self._values.items():
             note = "; ".join(dict.fromkeys(self._failures[row.subject, row.services]))
             yield Measurement(GROUP, row.what, row.subject, row.services, row.unit, tuple(values), note)
