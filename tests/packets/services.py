@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
+from tests.lab.topology import Lab
 from vipd.model.service import Frontend, Protocol, socket_text
 
 VIP_PORT = 80
@@ -44,6 +45,11 @@ class Services:
         number = next(self._numbers)
         address = f"10.96.0.{number}" if family == 4 else f"fd00:96::{number:x}"
         return Frontend(address, VIP_PORT, Protocol(protocol))
+
+
+def origin(lab: Lab, name: str) -> Node:
+    """Where flows start: at the `client`, the `host` or a `backend`."""
+    return {"client": lab.client, "host": lab.host, "backend": lab.backends[0]}[name]
 
 
 def backend_text(node: Node, family: int = 4) -> str:

@@ -181,6 +181,7 @@ def test_fallbacks_when_all_are_unhealthy(lab: Lab, daemon: Daemon, steady: list
     with declared(daemon, steady[:2], f"{check}, fallback: {{backends: [{steady[2].address}]}}") as vip:
         # A fallback is asked as backends are: it serves as soon as it is fit to.
         until(lambda: "1 of the fallback unhealthy" in str(daemon.get("services/checked")))
+        daemon.wait_in_sync()
         lab.client.send(vip, 80, count=3).all_failed("refused")
         steady[2].obey("serve")
         until_answered_by(lab, vip, steady[2])

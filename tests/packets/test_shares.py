@@ -14,7 +14,7 @@ from tests.packets.services import Services, backend_text
 
 pytestmark = pytest.mark.root
 
-FLOWS = 1500
+FLOWS = 600
 UNLIKELY = 1e-10
 """A right program fails a test of this file once in a hundred million runs; a wrong one nearly always."""
 
@@ -26,7 +26,7 @@ def likelihood(result: Result, weights: Sequence[int]) -> float:
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 @pytest.mark.parametrize("family", [4, 6])
-@pytest.mark.parametrize("weights", [(1, 1, 1), (5, 3, 1)])
+@pytest.mark.parametrize("weights", [(5, 3, 1), (1, 0, 1)])
 def test_forwarded_flows(
     lab: Lab, services: Services, family: int, protocol: str, weights: tuple[int, ...]
 ) -> None:
@@ -39,11 +39,6 @@ def test_flows_of_the_host_itself(lab: Lab, services: Services) -> None:
     assert likelihood(lab.host.send(*vip, count=FLOWS), (1, 2, 4)) > UNLIKELY
 
 
-def test_weight_zero_takes_no_new_flow(lab: Lab, services: Services) -> None:
-    vip = services.add(lab.backends, weights=(1, 0, 1))
-    assert likelihood(lab.client.send(*vip, count=FLOWS), (1, 0, 1)) > UNLIKELY
-
-
 def test_a_changed_weight_counts_from_then_on(lab: Lab, daemon: Daemon, services: Services) -> None:
     vip = services.add(lab.backends)
     daemon.vipctl("set", f"{vip}/{backend_text(lab.backends[0])}", "--weight", "8")
@@ -52,14 +47,11 @@ def test_a_changed_weight_counts_from_then_on(lab: Lab, daemon: Daemon, services
     assert likelihood(result, (1, 1, 1)) < UNLIKELY, "the judge cannot tell the old shares from the new"
 
 
-@pytest.mark.parametrize("weights", [(1, 1, 1), (3, 2, 1)])
-def test_in_turn_every_backend_has_exactly_its_part(
-    lab: Lab, services: Services, weights: tuple[int, ...]
-) -> None:
-    vip = services.add(lab.backends, "--balance", "round-robin", weights=weights)
-    rounds, size = 10, sum(weights)
-    answered = lab.client.send(*vip, count=rounds * size).all_answered().backends
-    assert answered == {f"b{number}": rounds * weight for number, weight in enumerate(weights, 1)}
+def test_in_turn_every_backend_has_exactly_its_part(lab: Lab, services: Services) -> None:
+    for weights in ((1, 1, 1), (3, 2, 1)):
+        vip = services.add(lab.backends, "--balance", "round-robin", weights=weights)
+        answered = lab.client.send(*vip, count=10 * sum(weights)).all_answered().backends
+        assert answered == {f"b{number}": 10 * weight for number, weight in enumerate(weights, 1)}
 
 
 def test_by_source_hash_a_client_meets_one_backend_or_is_refused(
