@@ -15,7 +15,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from tests.announce.lan_network import ANSWER_LOG, CLIENT, TwoArmedLab
@@ -81,9 +80,7 @@ class FaultyNetwork(ABC):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def forget_verdicts(self) -> None:

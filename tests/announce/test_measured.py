@@ -23,7 +23,6 @@ from tests.lab.flow import Flow, finish
 pytestmark = [pytest.mark.root, pytest.mark.nightly]
 
 FLOWS = 16
-"""Established connections."""
 SETTLED_SECONDS = 2.0
 """Of traffic before and after an event: long enough for a lost packet to be sent again."""
 

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tests.attacks import foe, neighbour
@@ -37,9 +36,7 @@ READER, ADMIN, BYSTANDER = 65534, 2, 1
 """Users: an attacker who may read, an attacker who may change services, and the bystander who may, too."""
 VIP = "10.96.200."
 CHECKED = {"tcp check": "10.96.201.", "http check": "10.96.202.", "program": "10.96.203."}
-"""How the virtual IPs begin whose backends have a check of this type."""
 INTERVAL = 1.0
-"""Seconds between the checks of the bystander."""
 _CHECK = f"interval: {INTERVAL:g}s, timeout: 500ms, rise: 1, fall: 1, jitter: 0%"
 
 
@@ -111,9 +108,7 @@ class Arena:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end_attack()
         self._stack.close()
         self._scratch.cleanup()

@@ -11,7 +11,6 @@ from tests.attacks.attack import attack
 
 AUTHOR = "author of a file in `services_dir`"
 BAD = "10.244.0.12"
-"""The hostile backend."""
 
 
 def service(number: int, backends: str = f"[{BAD}]", check: str = "none", more: str = "") -> str:

@@ -24,7 +24,6 @@ from tests.lab.node import Node
 
 HEALTH_PORT = 10256
 LIMIT_SECONDS = 15.0
-"""What takes longer counts as so many seconds."""
 POLL_SECONDS = 0.02
 HEALTHZ_SECONDS = 0.04
 PAUSE_SECONDS = 0.3

@@ -31,7 +31,6 @@ OTHERS = {
     "iperf3": ["iperf3", "--version"],
     "etcd": ["etcd", "--version"],
 }
-"""Programs that we are compared with, or that measure, besides those of every host."""
 
 ON_REQUEST = "ipvs"
 """The group that runs by its name alone: it downloads a kernel and emulates a processor."""
@@ -52,7 +51,6 @@ GROUPS: dict[str, Measure] = {
     "balance": balance.measure,
     ON_REQUEST: ipvs_guest.measure,
 }
-"""Every group by its name, in the order in which they run."""
 
 
 def main(argv: list[str] | None = None) -> None:

@@ -29,11 +29,9 @@ Variant = Literal["nft", "legacy"]
 
 RESTORES: dict[str, Variant] = {"one iptables-restore, nft": "nft", "one iptables-restore, legacy": "legacy"}
 KUBE_PROXY_NFT = "one nft -f"
-"""The table that kube-proxy's nftables mode writes."""
 IPVS = "one ipvsadm --restore"
 """Only on kernels that have IPVS: see `tests.bench.ipvs_guest`."""
 CLUSTER = ("10.128.0.0/9",)
-"""Where the backends of the declared services are."""
 
 
 class Tool:

@@ -40,7 +40,6 @@ FACTS = (
     ("announces addresses", "ARP, NDP; routes for BGP, OSPF", "no", "VRRP", "no", "ARP, BGP"),
     ("HTTP, TLS", "no", "no", "no", "yes", "yes"),
 )
-"""What none of them has to be measured for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -181,7 +181,6 @@ WAYS: dict[str, tuple[Timed, str]] = {
     "rules removed by somebody, connections failed for": (flushed, "for the first time"),
     "backend died until the last refused connection": (died, "checked every 1 s, out after 2 failures"),
 }
-"""What is timed, and what has to be known of it."""
 
 
 def _member(root: Path) -> Member:

@@ -37,7 +37,6 @@ class Plot:
     wanted: Callable[[Measurement], bool]
     upright: str = "log"
     subjects: Sequence[str] = ()
-    """In the order of the legend; others follow."""
 
 
 PLOTS = (

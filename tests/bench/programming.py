@@ -27,7 +27,6 @@ PARTS: tuple[tuple[str, str, Callable[[Usage], float]], ...] = (
     (", bytes given to the tool", "bytes", lambda usage: float(usage.sent)),
     (", programs run", "", lambda usage: float(usage.programs)),
 )
-"""What is told of a load and of a change; seconds of a change in thousandths."""
 MEMORY = ("full load, memory of the tool", "MiB")
 
 

@@ -47,7 +47,6 @@ IN_GUEST = {
     "full load, processor time": "cost of writing 1,000 services",
     "one change, processor time": "cost of replacing one backend",
 }
-"""Rows of the group `ipvs`, and their titles."""
 COMPARED_TO = "vipd nftables"
 KEPT_AT = 1_000
 
@@ -271,7 +270,6 @@ TABLES: dict[str, Callable[[Record], list[str]]] = {
     "comparison": compared,
     **{f"plot-{plot.file.removesuffix('.svg')}": _picture(plot) for plot in PLOTS},
 }
-"""Every table of the two pages, and every picture."""
 
 
 if __name__ == "__main__":

@@ -28,7 +28,6 @@ class Equipment:
 
     dataplane: Literal["iptables", "nftables"]
     programs: tuple[str, ...]
-    """The programs that write its rules."""
     asks: str
     """Options with which those programs write nothing; these never fail."""
     complaint: str
@@ -47,7 +46,6 @@ class Equipment:
     """A command that takes everything away; somebody may say it again and again."""
 
     legacy: bool = False
-    """The iptables programs of the legacy variant."""
 
     def __str__(self) -> str:
         return f"{self.dataplane}-legacy" if self.legacy else self.dataplane

@@ -137,7 +137,6 @@ class Api:
 
 
 GONE = (OSError, http.client.HTTPException, ValueError)
-"""What `Api.ask` raises when the daemon ends meanwhile."""
 
 
 def cold_rules(equipment: Equipment, declarations: Mapping[str, str], stored: str) -> Rules:

@@ -33,7 +33,6 @@ TABLES = [
     for variant in ("", "-nft", "-legacy")
     for verb in ("", "-save", "-restore")
 ]
-"""Names of the two programs above; those without a variant are the nft one's."""
 MODULE_FOLDERS = (
     *("net/netfilter", "net/ipv4", "net/ipv6", "net/bridge", "net/802", "net/llc", "net/sctp", "net/xfrm"),
     *(

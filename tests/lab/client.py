@@ -38,7 +38,6 @@ RESENT_AT = 100
 """tcpi_total_retrans in the kernel's include/uapi/linux/tcp.h: segments that were sent again."""
 _FIRST_PORT = 10_000 + os.getpid() % 20_000
 FRESH_PORTS = itertools.cycle((*range(_FIRST_PORT, 30_000), *range(10_000, _FIRST_PORT)))
-"""Beginning elsewhere in each process."""
 Outcome = dict[str, str]
 
 

@@ -45,7 +45,6 @@ class Daemon:
     """`python -m vipd` in a namespace. A context manager: ready on entry; ended, rules left, on exit."""
 
     module = "vipd"
-    """The module that `start` runs."""
 
     def __init__(self, host: Node, declaration: str = "", **settings: object) -> None:
         self.host = host

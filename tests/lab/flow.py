@@ -7,7 +7,6 @@ import json
 import select
 import subprocess
 import sys
-from types import TracebackType
 
 from tests.lab.traffic import Answer
 
@@ -50,9 +49,7 @@ class Flow:
     def __enter__(self) -> Flow:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         finish(self._process)
 
 

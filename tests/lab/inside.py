@@ -142,7 +142,6 @@ class Verdict(NamedTuple):
     weight: str
     """That the backend says: `7`, `50%`; empty: none that is valid."""
     seconds: float
-    """How long the answer took."""
     longest_turn: float = 0.0
     """Seconds of processor time in which the rest of vipd had no turn, if that was watched."""
 
@@ -233,7 +232,6 @@ class Kernel:
     """What the dataplane of `running` writes to, in place of rules. A test may make it fail."""
 
     rules: dict[ForwardingKey, Forwarding] = field(default_factory=dict)
-    """What is written now."""
     writes: list[dict[ForwardingKey, Forwarding | None]] = field(default_factory=list)
     """The changes of each write, in order; None: removed."""
     failures: list[tuple[str, str]] = field(default_factory=list)
@@ -249,9 +247,7 @@ class Kernel:
     live_flows: dict[tuple[str, str], int] = field(default_factory=dict)
     """Flows that have not ended, by service and backend `address:port`."""
     flow_readings: int = 0
-    """How often these were read."""
     reading_seconds: float = 0.0
-    """How long that took each time."""
     warnings: tuple[str, ...] = ()
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     """While it is not set, a write waits; it is set at the beginning."""
@@ -297,7 +293,6 @@ class Vipd:
         """What this host has besides its addresses: `gateways` and `neighbours`, each with its device,
         `sockets` (protocol, address, port, owner, protected), and so on."""
         self.announced: frozenset[str] = frozenset()
-        """The addresses that routes announce."""
         self.asked = list[str]()
         """The backends that checks have asked, in order."""
         self.journal: list[logging.LogRecord] = []
@@ -1305,7 +1300,6 @@ class Finding(NamedTuple):
     cause: str
     hint: str
     mend: tuple[str, ...]
-    """Commands for a root shell."""
 
 
 def judged(facts: Mapping[str, Any]) -> tuple[Finding, ...]:

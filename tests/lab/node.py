@@ -40,11 +40,9 @@ class Node:
     ipv4: str
     ipv6: str
     started: list[Process] = field(default_factory=list)
-    """Every process started here; the lab ends them."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """What every command here gets in its environment, besides this process's own."""
     _idle: list[Process] = field(default_factory=list, init=False, repr=False)
-    """Clients that wait for their next burst."""
 
     def address(self, family: int) -> str:
         return self.ipv4 if family == 4 else self.ipv6

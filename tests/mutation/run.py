@@ -47,7 +47,6 @@ class Outcome(StrEnum):
 
     CAUGHT = "caught"
     TIMED_OUT = "timed out"
-    """Counts as caught: no run of the tests would end."""
     SURVIVED = "survived"
     BROKEN = "tests could not run"
 
@@ -59,11 +58,9 @@ class Job:
     target: Target
     mutant: Mutant | Seam | None
     limit: float
-    """Seconds."""
     outcome: Outcome = Outcome.BROKEN
     seconds: float = 0.0
     output: str = ""
-    """The last lines of pytest."""
 
 
 @dataclass

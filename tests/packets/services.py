@@ -12,7 +12,6 @@ from vipd.model.service import Frontend, Protocol, socket_text
 
 VIP_PORT = 80
 SERVED_PORT = 8080
-"""Where the lab's backends listen."""
 ENOUGH = 60
 """Flows: of three equal backends they miss one once in ten thousand million times, of two never."""
 

@@ -187,4 +187,3 @@ def delivered(arrangement: Arrangement) -> int:
 
 
 FLOOD_SOURCES = CLIENT_SOURCES
-"""Addresses of the client; each gives as many flows as there are ports."""

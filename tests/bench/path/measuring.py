@@ -28,7 +28,6 @@ from tests.bench.results import Measurement
 
 GROUP = "path"
 SIZES = {True: (10, 1_000), False: (10, 1_000, 10_000)}
-"""Numbers of services, for a quick run and for a full one."""
 LENGTHS = {
     True: Length(rounds=2, seconds=0.3, kept_rounds=1, new_flows=16_000),
     False: Length(rounds=3, seconds=0.6, kept_rounds=2, new_flows=48_000),
@@ -54,7 +53,6 @@ class _New(NamedTuple):
     """What new flows cost on one path at one moment."""
 
     connections: float
-    """In a second."""
     cpu: float
     """Microseconds for each connection."""
     first_packet: float | None

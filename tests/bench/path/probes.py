@@ -27,7 +27,6 @@ class Length:
     seconds: float
     """Of the busy connections; the others take parts of it."""
     kept_rounds: int
-    """Rounds in which kept connections are measured too."""
     new_flows: int
     """Datagrams of one burst, each the first of a flow: less than connection tracking holds."""
 

@@ -52,7 +52,6 @@ class Outcome:
     failed: int
     seconds: float
     cpu: float
-    """Seconds of CPU that the load generator took."""
     connect_p50: float
     connect_p99: float
     answer_p50: float
