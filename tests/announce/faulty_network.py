@@ -6,23 +6,20 @@ Each says what clients' next device sends packets to, and keeps the history of t
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from tests.announce.lan_network import ANSWER_LOG, CLIENT, TwoArmedLab
 from tests.announce.lan_network import VIP as LAN_VIP
 from tests.announce.routed_lab import HOP, VIP, RoutedLab, address
 from tests.fleet.network import HostDaemon
 from tests.lab.daemon import Daemon
-from tests.lab.flow import finish
 from tests.lab.node import Node
 from tests.lab.waiting import wait_until
 from tests.sources.etcd.members import Cluster, Member, install
@@ -129,21 +126,6 @@ class FaultyNetwork(ABC):
     @abstractmethod
     def _router(self) -> Undo:
         """What is between clients and hosts."""
-
-    @contextlib.contextmanager
-    def clients(self) -> Iterator[dict[str, Any]]:
-        process = self.client.start(
-            sys.executable, "-m", "tests.announce.many_clients", self.vip, "80", "1.5"
-        )
-        outcome: dict[str, Any] = {}
-        try:
-            yield outcome
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.close()
-            outcome.update(json.loads(process.stdout.readline()))
-        finally:
-            finish(process)
 
     def has_route(self, host: int) -> bool:
         table = self.daemons[host].host.run("ip", "route", "show", "table", "86", check=False).stdout

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 from tests.announce.routed_lab import address, cable
 from tests.fleet.network import FleetLab, HostDaemon
-from tests.lab.flow import Process
 from tests.lab.node import Node
 from tests.lab.topology import STARTING_SYSCTLS, add_addresses, delete_nodes, ip
 from tests.sources.etcd.members import etcdctl
@@ -33,32 +32,6 @@ print('ready', flush=True)
 while True:
     threading.Thread(target=echo, args=s.accept()[:1], daemon=True).start()
 """
-CONNECT = """
-import socket, sys, time
-address, seconds, pause = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
-end, made, failed, slowest = time.monotonic() + seconds, 0, [], 0.0
-print('ready', flush=True)
-while time.monotonic() < end:
-    began = time.monotonic()
-    try:
-        with socket.create_connection((address, 80), 5) as c:
-            c.settimeout(5)
-            c.sendall(b'x' * 100)
-            got = b''
-            while len(got) < 100:
-                data = c.recv(100)
-                if not data:
-                    raise OSError('closed')
-                got += data
-        made += 1
-    except OSError as error:
-        failed.append(str(error))
-    slowest = max(slowest, time.monotonic() - began)
-    time.sleep(pause)
-print(made, len(failed), round(slowest, 3), *failed[:3], sep='|', flush=True)
-"""
-
-
 ANSWER_LOG = Path(__file__).with_name("answer_log.py")
 
 
@@ -159,13 +132,6 @@ class LanLab(FleetLab):
     def hub_port(self) -> Node:
         return _Hub(self.hub)
 
-    def connections(self, seconds: float, pause: float = 0.005, address: str = VIP) -> Process:
-        """Connections of the client, one after the other; `results` has what became of them."""
-        process = self.client.start("python3", "-c", CONNECT, address, str(seconds), str(pause))
-        assert process.stdout
-        assert process.stdout.readline() == "ready\n"
-        return process
-
     def delete_all(self) -> None:
         delete_nodes(self.client)
         super().delete_all()
@@ -224,10 +190,3 @@ class _Hub(Node):
 
     def run(self, *argv: str, **more: object):  # type: ignore[no-untyped-def]
         return super().run(*[word.replace("eth0", "bridge") for word in argv], **more)  # type: ignore[arg-type]
-
-
-def results(process: Process) -> tuple[int, int, float, list[str]]:
-    """Connections that worked, that failed, the seconds of the slowest, and reasons of failures."""
-    assert process.stdout
-    made, failed, slowest, *reasons = process.stdout.readline().strip().split("|")
-    return int(made), int(failed), float(slowest), reasons

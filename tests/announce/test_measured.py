@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from tests.announce.many_clients import many_clients
 from tests.announce.routed_lab import VIP, RoutedLab, both_serving, require
 from tests.lab.daemon import Daemon
-from tests.lab.flow import Flow, finish
+from tests.lab.flow import Flow
 
 pytestmark = [pytest.mark.root, pytest.mark.nightly]
 
@@ -29,18 +29,10 @@ SETTLED_SECONDS = 2.0
 
 @contextlib.contextmanager
 def traffic(lab: RoutedLab) -> Iterator[dict[str, Any]]:
-    process = lab.client.start(sys.executable, "-m", "tests.announce.many_clients", VIP, "80")
-    outcome: dict[str, Any] = {}
-    try:
+    with many_clients(lab.client, VIP) as outcome:
         time.sleep(SETTLED_SECONDS)
         yield outcome
         time.sleep(SETTLED_SECONDS)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.close()
-        outcome.update(json.loads(process.stdout.readline()))
-    finally:
-        finish(process)
 
 
 @contextlib.contextmanager

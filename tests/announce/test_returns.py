@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.announce.faulty_network import Fault, FaultyNetwork, LanNetwork, RoutedNetwork, Undo
+from tests.announce.many_clients import many_clients
 from tests.announce.routed_lab import require
 from tests.lab.waiting import wait_until
 
@@ -148,7 +149,7 @@ class Story:
     def change(self, what: str, *acts: Callable[[], object]) -> dict[str, Any]:
         before, began = self.state.expected()[0] & self.state.untouched, time.monotonic()
         failed_before, in_use = set(self.state.faults), self._network.reaches()
-        with self._network.clients() as outcome:
+        with many_clients(self._network.client, self._network.vip, 1.5) as outcome:
             for act in acts:
                 act()
             self.state.note(failed_before)

@@ -120,7 +120,7 @@ class Arena:
         places |= {f"{VIP}14": 80} | {f"{VIP}{n}": 8999 for n in (1, 2, *((3,) if self.etcd else ()))}
         with Probe(self.client) as probe:
             for vip, port in places.items():
-                self.wait_for(partial(probe.answers, vip, port), f"{vip} does not answer")
+                self.wait_for(partial(probe.greeting, vip, port), f"{vip} does not answer")
 
     def _write_checked(self) -> None:
         text = f"- {{name: calm-14, address: {VIP}14, ports: '80:8080', backends: ['dns:calm.internal']}}\n"
@@ -279,6 +279,13 @@ class Arena:
         new.rename(place)
         self._attack.callback(place.unlink, missing_ok=True)
 
+    def rewritten(self, per_second: int, *texts: str) -> None:
+        """A file of the attacker's that changes all the time, from one of these services to the next."""
+        place = self.daemon.services_dir / "greedy.yaml"
+        files = [str(self.scratch(f"apiVersion: vipd/v1\nservices:\n{text}".encode())) for text in texts]
+        self.foe(self.host, "rewrite", str(place), str(per_second), *files)
+        self._attack.callback(place.unlink, missing_ok=True)
+
     def load(self, number: int) -> None:
         """Services of the attacker's that serve before the attack begins, for what grows with them."""
         self.file(
@@ -289,7 +296,7 @@ class Arena:
             ),
             "greedy-load.yaml",
         )
-        self.wait_for(lambda: bool(self.daemon.endpoints(f"load-{number - 1}")))
+        self.wait_for(lambda: self.daemon.endpoints(f"load-{number - 1}"))
 
     def another_file(self, service: str) -> None:
         """Declare one more service of the bystander; it is gone when the attack ends."""
@@ -299,7 +306,7 @@ class Arena:
     def wait_for_greeting(self, last: int, port: int = 80) -> None:
         """Return once a virtual IP of the bystander answers."""
         with Probe(self.client) as probe:
-            self.wait_for(lambda: bool(probe.greeting(f"{VIP}{last}", port)), f"{VIP}{last} does not answer")
+            self.wait_for(partial(probe.greeting, f"{VIP}{last}", port), f"{VIP}{last} does not answer")
 
     def wait_for_health_port(self, port: int) -> None:
         """Return once a health port of this host answers the bystander's client."""
@@ -317,7 +324,7 @@ class Arena:
             finally:
                 connection.close()
 
-    def wait_for(self, condition: Callable[[], bool], what: str = "nothing happens") -> None:
+    def wait_for(self, condition: Callable[[], object], what: str = "nothing happens") -> None:
         """Return once it is true; AssertionError with `what` and the problems of the status otherwise."""
         wait_until(condition, lambda: f"{what}: {self.problems()[:300]}")
 

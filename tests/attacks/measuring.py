@@ -13,7 +13,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -28,7 +28,6 @@ POLL_SECONDS = 0.02
 HEALTHZ_SECONDS = 0.04
 PAUSE_SECONDS = 0.3
 MIB = 2**20
-TIMES = Mapping[str, Sequence[float]]
 
 
 @dataclass
@@ -73,10 +72,6 @@ class Probe:
             end.connect((vip, port))
             return end.recv(100).decode().strip()
         return ""
-
-    def answers(self, vip: str, port: int) -> bool:
-        """Whether any server greets."""
-        return bool(self.greeting(vip, port))
 
     def refused(self, vip: str, port: int) -> bool:
         """Whether a connection is refused at once."""

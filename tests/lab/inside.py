@@ -28,6 +28,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from unittest import mock
 
+from tests.lab.namespace_programs import run_in_namespace
 from tests.lab.simulated_etcd import SimulatedEtcd
 from tests.lab.simulated_time import simulate
 from vipd.cli.main import run
@@ -242,8 +243,6 @@ class Kernel:
     """Why its rules cannot be read; empty: they can."""
     new_flows: dict[tuple[str, str], int] = field(default_factory=dict)
     """New flows that the next reading of counters finds, by service and backend `address:port`."""
-    refused_flows: dict[str, int] = field(default_factory=dict)
-    """Flows that limits refuse, by service, likewise."""
     live_flows: dict[tuple[str, str], int] = field(default_factory=dict)
     """Flows that have not ended, by service and backend `address:port`."""
     flow_readings: int = 0
@@ -897,22 +896,6 @@ class NotWrittenError(Exception):
     """vipd could not read or write the kernel's rules; its text is what the log and status say."""
 
 
-async def run_inside(
-    namespace: str,
-    argv: Sequence[str],
-    stdin: str,
-    started: Callable[[int], AbstractContextManager[object]] = nullcontext,
-) -> ProgramResult:
-    """Run a program in a network namespace. FileNotFoundError when there is none. `ip netns exec` becomes
-    that program, so that its pid is the one of which `started` is told."""
-    from vipd.host.process import run as run_program
-
-    finished = await run_program(["ip", "netns", "exec", namespace, *argv], stdin, started)
-    if finished.exit_code == 255 and "No such file" in finished.stderr:
-        raise FileNotFoundError(argv[0])
-    return finished
-
-
 class Heard(NamedTuple):
     """One report of changes that other programs made to vipd's rules."""
 
@@ -1163,7 +1146,7 @@ class Synced:
     async def _run_program(self, argv: Sequence[str], stdin: str) -> ProgramResult:
         if not isinstance(self._where, str):
             return await self._where(argv, stdin)
-        return await run_inside(self._where, argv, stdin, self._own_processes.running)
+        return await run_in_namespace(self._where, argv, stdin, self._own_processes.running)
 
     def _inside(self, opening: Callable[[], Any]) -> Any:
         if not isinstance(self._where, str):

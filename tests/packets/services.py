@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import sqrt
 
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
@@ -44,6 +45,17 @@ class Services:
         number = next(self._numbers)
         address = f"10.96.0.{number}" if family == 4 else f"fd00:96::{number:x}"
         return Frontend(address, VIP_PORT, Protocol(protocol))
+
+
+def fits(observed: Mapping[str, int], weights: Mapping[str, int]) -> bool:
+    """Whether each got its weight's part of the flows, give or take six standard deviations: a right
+    program fails once in 10^8 times, and a wrong one nearly always."""
+    flows, total = sum(observed.values()), sum(weights.values())
+    parts = {name: weights.get(name, 0) / total for name in {*observed, *weights}}
+    return all(
+        abs(observed.get(name, 0) - flows * part) <= 6 * sqrt(flows * part * (1 - part))
+        for name, part in parts.items()
+    )
 
 
 def origin(lab: Lab, name: str) -> Node:
