@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections import Counter
@@ -261,17 +260,6 @@ def test_a_dead_backend_leaves_over_ipv6(lab: Lab, daemon: Daemon) -> None:
     daemon.declare("  []\n")
 
 
-@pytest.mark.nightly(each_time="nftables")
-def test_a_restart_does_not_forget_who_is_dead(lab: Lab, daemon: Daemon, steady: list[Unsteady]) -> None:
-    with declared(daemon, steady, "check: {type: tcp, interval: 3s, timeout: 1s, fall: 3}") as vip:
-        steady[0].die()
-        until_ready(daemon, 2)
-        daemon.stop()
-        daemon.start()
-        assert ready(daemon) == 2
-        assert steady[0].name not in answered(lab, vip)
-
-
 def test_a_check_that_cannot_work_here_is_refused_with_its_line(daemon: Daemon) -> None:
     text = "  - name: other\n    address: 10.96.8.9\n    ports: 80\n    backends: [10.0.0.1]\n"
     daemon.write(text + "    check: {type: exec, command: [/nonexistent/check]}\n", "exec.yaml")
@@ -283,13 +271,3 @@ def test_a_check_that_cannot_work_here_is_refused_with_its_line(daemon: Daemon) 
     assert "not allowed here" in added.stderr
     (daemon.services_dir / "exec.yaml").unlink()
     daemon.reload()
-
-
-def test_the_state_of_checks_is_json_too(daemon: Daemon, steady: list[Unsteady]) -> None:
-    with declared(daemon, steady, f"check: {{type: tcp, {CHECK}}}"):
-
-        def healths() -> set[str]:
-            view = json.loads(daemon.vipctl("describe", "checked", "-o", "json").stdout)["service"]
-            return {e["health"] for f in view["forwardings"] for e in f["endpoints"]}
-
-        until(lambda: healths() == {"healthy"})

@@ -101,23 +101,3 @@ def test_vipctl_shows_an_address_for_outside_when_there_is_no_other(
     spec = {"ports": [f"{SERVED_PORT}/tcp"], "external_addresses": outside}
     declared.put("shown-outside", backend_texts(lab.backends[:2], 4), 4, **spec)
     assert outside in daemon.vipctl(verb, "shown-outside-v4").stdout
-
-
-def test_affinity_is_shared_by_all_addresses(lab: Lab, declared: Declared) -> None:
-    inside, outside, balanced = inside_address(4), outside_address(4), outside_address(4)
-    spec = {"address": inside, "external_addresses": outside, "load_balancer_addresses": balanced}
-    declared.put(
-        "pinned",
-        backend_texts(lab.backends[:2], 4),
-        4,
-        **spec,
-        ports=[f"{SERVED_PORT}/tcp"],
-        affinity={"by": "client-ip", "timeout": "10m"},
-    )
-    # The first flow alone: of some that begin at the same moment each may choose.
-    lab.client.send(outside, SERVED_PORT).all_answered()
-    found = [
-        lab.client.send(address, SERVED_PORT, count=10).all_answered().backends
-        for address in (outside, inside, balanced)
-    ]
-    assert len({name for backends in found for name in backends}) == 1

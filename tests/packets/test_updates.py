@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ from contextlib import contextmanager
 import pytest
 
 from tests.lab.daemon import Daemon
-from tests.lab.flow import finish
 from tests.lab.topology import Lab
 from tests.lab.traffic import Result
 from tests.packets.services import Services, backend_text
@@ -93,20 +91,3 @@ def test_restarts(lab: Lab, daemon: Daemon, services: Services) -> None:
             daemon.kill()
             daemon.start()
     assert lost(results) == {}
-
-
-@pytest.mark.nightly(each_time="iptables")
-def test_changes_by_several_operators_at_once_are_all_kept(
-    lab: Lab, daemon: Daemon, services: Services
-) -> None:
-    vip = services.add(lab.backends[:1])
-    added = [f"10.244.0.{number}:80" for number in range(100, 108)]
-    command = (sys.executable, "-m", "vipd.cli.main", "--socket", str(daemon.socket), "add-backend", str(vip))
-    operators = [lab.host.start(*command, backend) for backend in added]
-    assert [operator.wait(CHANGE_SECONDS) for operator in operators] == [0] * len(added)
-    for operator in operators:
-        finish(operator)
-    assert sorted(daemon.endpoints(str(vip))) == sorted([backend_text(lab.backends[0]), *added])
-    daemon.stop()
-    daemon.start()
-    assert sorted(daemon.endpoints(str(vip))) == sorted([backend_text(lab.backends[0]), *added])
