@@ -15,6 +15,7 @@ from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.node import Node
 from tests.lab.topology import Lab
+from tests.lab.waiting import wait_until
 from tests.packets.services import ENOUGH, SERVED_PORT
 
 pytestmark = [pytest.mark.root, pytest.mark.nightly(each_time="nftables")]
@@ -82,15 +83,8 @@ def declared(daemon: Daemon, servers: list[Unsteady], rest: str, backends: str =
     daemon.declare("  []\n")
 
 
-def until(
-    condition: Callable[[], bool], seconds: float = 60.0, shown: Callable[[], object] = lambda: ""
-) -> float:
-    """Wait for it; how long that took. `shown`: what is printed if it does not come about."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < seconds, f"it did not come about: {shown()}"
-        time.sleep(0.02)
-    return time.monotonic() - began
+def until(condition: Callable[[], object], shown: Callable[[], object] = lambda: "") -> float:
+    return wait_until(condition, lambda: f"it did not come about: {shown()}")
 
 
 def ready(daemon: Daemon) -> int:

@@ -55,7 +55,7 @@ def lost(results: list[Result]) -> dict[str, int]:
 def test_changing_weights(lab: Lab, daemon: Daemon, services: Services) -> None:
     vip = services.add(lab.backends)
     with under_load(lab, vip) as results:
-        for each in rounds(results, 5):
+        for each in rounds(results, 4):
             weight = (5, 1, 9, 0, 2)[each % 5]
             daemon.vipctl("set", f"{vip}/{backend_text(lab.backends[0])}", "--weight", str(weight))
     assert lost(results) == {}
@@ -66,7 +66,7 @@ def test_backends_come_and_go(lab: Lab, daemon: Daemon, services: Services, fami
     vip = services.add(lab.backends, family=family)
     moving = backend_text(lab.backends[2], family)
     with under_load(lab, vip) as results:
-        for _ in rounds(results, 3):
+        for _ in rounds(results, 2):
             daemon.vipctl("remove-backend", str(vip), moving)
             daemon.vipctl("add-backend", str(vip), moving)
     assert lost(results) == {}
@@ -75,7 +75,7 @@ def test_backends_come_and_go(lab: Lab, daemon: Daemon, services: Services, fami
 def test_other_services_come_and_go(lab: Lab, daemon: Daemon, services: Services) -> None:
     vip = services.add(lab.backends)
     with under_load(lab, vip) as results:
-        for _ in rounds(results, 3):
+        for _ in rounds(results, 2):
             other = services.add(lab.backends[:1])
             daemon.vipctl("remove", str(other))
     assert lost(results) == {}
