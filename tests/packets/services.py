@@ -15,6 +15,8 @@ VIP_PORT = 80
 SERVED_PORT = 8080
 ENOUGH = 60
 """Flows: of three equal backends they miss one once in ten thousand million times, of two never."""
+ENOUGH_OF_TWO = 30
+"""Of two equal backends they miss one once in five hundred million times."""
 
 
 class Services:

@@ -16,7 +16,7 @@ from tests.packets.outside import (
     outside_address,
     outside_lab,
 )
-from tests.packets.services import ENOUGH, SERVED_PORT
+from tests.packets.services import ENOUGH_OF_TWO, SERVED_PORT
 
 pytestmark = pytest.mark.root
 
@@ -42,7 +42,7 @@ def test_reaches_the_backends_with_the_hosts_source(
     for policy in forward_policies(lab, family):
         for node in (lab.client, lab.host):
             for address in (outside, inside):
-                result = node.send(address, SERVED_PORT, protocol, count=ENOUGH).all_answered()
+                result = node.send(address, SERVED_PORT, protocol, count=ENOUGH_OF_TWO).all_answered()
                 assert set(result.backends) == BOTH
                 seen = f"{node.name} to {address}, FORWARD {policy}"
                 assert result.sources == {HOST_TOWARDS_BACKENDS[family]}, seen
@@ -56,9 +56,9 @@ def test_removed_it_is_its_owners_again(lab: Lab, declared: Declared, kind: str,
     spec = {"address": inside_address(family), "ports": [f"{SERVED_PORT}/tcp"]}
     assert set(lab.client.send(outside, SERVED_PORT).all_answered().backends) == rival
     declared.put("removed", backend_texts(lab.backends[:2], family), family, **spec, **{kind: outside})
-    assert set(lab.client.send(outside, SERVED_PORT, count=ENOUGH).all_answered().backends) == BOTH
+    assert set(lab.client.send(outside, SERVED_PORT, count=ENOUGH_OF_TWO).all_answered().backends) == BOTH
     declared.put("removed", backend_texts(lab.backends[:2], family), family, **spec)
-    assert set(lab.client.send(outside, SERVED_PORT, count=ENOUGH).all_answered().backends) == rival
+    assert set(lab.client.send(outside, SERVED_PORT, count=ENOUGH_OF_TWO).all_answered().backends) == rival
 
 
 @pytest.mark.parametrize("family", [4, 6])
@@ -90,7 +90,7 @@ def test_without_an_inside_address(lab: Lab, declared: Declared, kind: str) -> N
     spec = {"ports": [f"{SERVED_PORT}/tcp"], kind: outside}
     declared.put("only-outside", backend_texts(lab.backends[:2], 4), 4, **spec)
     for node in (lab.client, lab.host):
-        assert set(node.send(outside, SERVED_PORT, count=ENOUGH).all_answered().backends) == BOTH
+        assert set(node.send(outside, SERVED_PORT, count=ENOUGH_OF_TWO).all_answered().backends) == BOTH
 
 
 @pytest.mark.parametrize("verb", ["list", "describe"])

@@ -11,7 +11,7 @@ from tests.packets.services import Services, backend_text, fits
 
 pytestmark = pytest.mark.root
 
-FLOWS = 1500
+FLOWS = 600
 
 
 def shared_by(result: Result, *weights: int) -> bool:

@@ -28,7 +28,7 @@ from tests.packets.outside import (
     outside_address,
     outside_lab,
 )
-from tests.packets.services import ENOUGH, SERVED_PORT
+from tests.packets.services import ENOUGH_OF_TWO, SERVED_PORT
 
 pytestmark = pytest.mark.root
 
@@ -64,13 +64,13 @@ def mixed(lab: Lab, family: int) -> tuple[str, ...]:
 
 
 def spread(node: Node, address: str, port: int = SERVED_PORT, protocol: str = "tcp") -> set[str]:
-    return set(node.send(address, port, protocol, count=ENOUGH).all_answered().backends)
+    return set(node.send(address, port, protocol, count=ENOUGH_OF_TWO).all_answered().backends)
 
 
 def reached(node: Node, address: str, port: int, protocol: str, backend: str) -> Result:
     """The outcome in which this backend answered, where not every flow need be answered."""
     for _ in range(20):
-        result = node.send(address, port, protocol, count=ENOUGH // 2, timeout=SILENCE)
+        result = node.send(address, port, protocol, count=ENOUGH_OF_TWO, timeout=SILENCE)
         assert set(result.backends) <= ALL, address
         if backend in result.backends:
             return result
