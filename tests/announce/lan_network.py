@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -109,8 +110,11 @@ class LanLab(FleetLab):
         """The host that the client has in its neighbour table for an address."""
         line = self.client.run("ip", "neigh", "show", address, "dev", "eth0").stdout
         found = line.split("lladdr ")[1].split()[0] if "lladdr " in line else ""
-        names = {self.hardware(node): node.name for node in (*self.hosts, self.client, self.hub_port())}
-        return names.get(found, found) if found else ""
+        return self._names.get(found, found)
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        return {self.hardware(node): node.name for node in (*self.hosts, self.client, self.hub_port())}
 
     @contextmanager
     def answers(self, address: str = VIP) -> Iterator[list[Answer]]:
@@ -123,11 +127,10 @@ class LanLab(FleetLab):
             process.stdin.close()
             process.wait(10)
             log.seek(0)
-            names = {self.hardware(node): node.name for node in self.hosts}
             for line in log:
                 if line != "ready\n":
                     at, kind, hardware = line.split()
-                    found.append(Answer(float(at), kind, names.get(hardware, hardware)))
+                    found.append(Answer(float(at), kind, self._names.get(hardware, hardware)))
 
     def hub_port(self) -> Node:
         return _Hub(self.hub)

@@ -84,4 +84,3 @@ def test_the_address_is_where_vipctl_says_ready(lab: LanLab) -> None:
         wait_until(lambda: has_address(daemons[name]), logs, 30)
         assert daemons[name].vipctl("ready", f"{VIP}:80").returncode == 0
         assert other.vipctl("ready", "web", check=False).returncode == 4
-        other.start()

@@ -81,7 +81,6 @@ def test_one_host_answers_and_hands_over_when_it_stops(lab: LanLab) -> None:
         assert held_by(found[holder]) == set()
         tables = found[holder].host.run("nft", "list", "tables").stdout
         assert "vipd-l2" not in tables
-        found[holder].start()
 
 
 @pytest.mark.nightly
@@ -236,4 +235,3 @@ def test_cleanup_removes_what_a_killed_daemon_left(lab: LanLab) -> None:
         assert held_by(daemon) == set()
         assert "vipd-l2" not in daemon.host.run("nft", "list", "tables").stdout
         assert daemon.host.run("cat", "/proc/sys/net/ipv4/neigh/eth0/proxy_delay").stdout.strip() == "80"
-        daemon.start()

@@ -70,6 +70,7 @@ class ToolsOnlyDaemon(Daemon):
     def __init__(self, host: Node, declaration: str = "", **settings: object) -> None:
         super().__init__(host, declaration, **settings)
         (self.directory / "faults").write_text("ENOBUFS .* send netlink 12 16\n")
+        (self.directory / "calls").write_text("sendto")
 
 
 class FailingTools:

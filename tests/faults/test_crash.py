@@ -25,7 +25,7 @@ from tests.packets.services import backend_text
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
 
-CRASHES = 8
+CRASHES = 6
 COMPARED = 3
 """One in so many times the rules are compared with those of a cold start."""
 SEED = 20
