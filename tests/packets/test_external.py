@@ -85,19 +85,11 @@ def test_empty_service_refuses(lab: Lab, declared: Declared, kind: str, family: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_an_inside_address(lab: Lab, declared: Declared, kind: str) -> None:
+def test_without_an_inside_address(lab: Lab, daemon: Daemon, declared: Declared, kind: str) -> None:
     outside = outside_address(4)
     spec = {"ports": [f"{SERVED_PORT}/tcp"], kind: outside}
     declared.put("only-outside", backend_texts(lab.backends[:2], 4), 4, **spec)
     for node in (lab.client, lab.host):
         assert set(node.send(outside, SERVED_PORT, count=ENOUGH_OF_TWO).all_answered().backends) == BOTH
-
-
-@pytest.mark.parametrize("verb", ["list", "describe"])
-def test_vipctl_shows_an_address_for_outside_when_there_is_no_other(
-    lab: Lab, daemon: Daemon, declared: Declared, verb: str
-) -> None:
-    outside = outside_address(4)
-    spec = {"ports": [f"{SERVED_PORT}/tcp"], "external_addresses": outside}
-    declared.put("shown-outside", backend_texts(lab.backends[:2], 4), 4, **spec)
-    assert outside in daemon.vipctl(verb, "shown-outside-v4").stdout
+    for verb in ("list", "describe"):
+        assert outside in daemon.vipctl(verb, "only-outside-v4").stdout
