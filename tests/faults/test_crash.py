@@ -86,6 +86,6 @@ def test_crashes_amid_changes(lab: Lab, daemon: Daemon, equipment: Equipment) ->
             if number % COMPARED == 0:
                 as_from_a_cold_start(equipment, daemon)
     assert outcome["failed"] == {}, f"seed {SEED}"
-    assert outcome["answered"] > 100
+    assert outcome["answered"] > 40
     # Else the crashes met nothing.
     assert changes.answered >= CRASHES

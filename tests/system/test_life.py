@@ -59,7 +59,7 @@ def steady_traffic(machine: Machine) -> Iterator[None]:
     """A client that connects all the time; AssertionError unless every connection was answered."""
     with steady_client(machine.lab.client, VIP, PORT) as outcome:
         yield
-    assert outcome.get("answered", 0) > 100, f"the client was not at work: {outcome}"
+    assert outcome.get("answered", 0) > 40, f"the client was not at work: {outcome}"
     assert outcome["failed"] == {}
 
 
