@@ -19,7 +19,7 @@ from typing import Any
 from tests.lab.flow import finish, read_line
 from tests.lab.node import Node
 
-PAUSE_SECONDS = 0.01
+PAUSE_SECONDS = 0.006
 TIMEOUT_SECONDS = 10.0
 
 
