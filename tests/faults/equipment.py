@@ -91,13 +91,14 @@ class FailingTools:
 
     @contextmanager
     def refusing(self, *texts: str) -> Iterator[None]:
-        """For a while, fail when the input holds one of these texts."""
+        """For a while, fail when the input holds one of these texts, and none else."""
         refused = self._directory / "refused"
+        before = refused.read_text() if refused.exists() else ""
         refused.write_text("".join(f"{text}\n" for text in texts))
         try:
             yield
         finally:
-            refused.unlink()
+            refused.write_text(before)
 
     def broken(self) -> AbstractContextManager[None]:
         return self.being("broken")

@@ -32,14 +32,6 @@ def daemon(lab: Lab, tools: FailingTools, equipment: Equipment) -> Iterator[Daem
         yield running
 
 
-@pytest.fixture
-def other_tools(daemon: Daemon, tmp_path: Path, equipment: Equipment) -> Iterator[FailingTools]:
-    """Tools for a daemon of the test's own, in the place of the shared one."""
-    daemon.stop()
-    yield FailingTools(tmp_path, equipment)
-    daemon.start()
-
-
 def declaration(lab: Lab, bad: int = 0) -> str:
     good = [backend_text(backend) for backend in lab.backends]
     return yaml.safe_dump(
@@ -123,35 +115,40 @@ def test_changing_it_mends(lab: Lab, daemon: Daemon) -> None:
 
 
 @pytest.mark.nightly(each_time="iptables")
-def test_reload_gives_it_another_chance(lab: Lab, other_tools: FailingTools, equipment: Equipment) -> None:
-    with ToolsOnlyDaemon(other_tools.equip(lab.host), **equipment.settings) as own:
-        with other_tools.refusing("10.96.2.4"):
-            good = backend_text(lab.backends[0])
-            said = own.vipctl("add", "10.96.2.4:80/tcp", good, "--name", "later", check=False)
-            assert said.returncode == 1
-            named(own, "later")
-        own.reload()
-        own.wait_in_sync()
-        lab.client.send("10.96.2.4", 80, count=5).all_answered()
+def test_reload_gives_it_another_chance(lab: Lab, daemon: Daemon, tools: FailingTools) -> None:
+    with tools.refusing(BAD_BACKEND, "10.96.2.4"):
+        good = backend_text(lab.backends[0])
+        said = daemon.vipctl("add", "10.96.2.4:80/tcp", good, "--name", "later", check=False)
+        assert said.returncode == 1
+        named(daemon, "later")
+    daemon.reload()
+    daemon.wait_in_sync()
+    lab.client.send("10.96.2.4", 80, count=5).all_answered()
+    daemon.vipctl("remove", "later")
 
 
-@pytest.mark.parametrize("when", ["from the start", "into an empty daemon"])
 def test_a_kernel_that_remembers_nobody_balances_without_affinity(
-    lab: Lab, other_tools: FailingTools, equipment: Equipment, when: str
+    lab: Lab, daemon: Daemon, equipment: Equipment, tmp_path: Path
 ) -> None:
-    host = other_tools.equip(lab.host)
-    with other_tools.refusing(equipment.affinity), ToolsOnlyDaemon(host, **equipment.settings) as own:
+    daemon.stop()
+    tools = FailingTools(tmp_path, equipment)
+    host = tools.equip(lab.host)
+    with tools.refusing(equipment.affinity), ToolsOnlyDaemon(host, **equipment.settings) as own:
         backends = [backend_text(backend) for backend in lab.backends]
         own.vipctl("add", "10.96.2.6:80/tcp", *backends, "--name", "plain")
-        adding = ("add", "10.96.2.5:80/tcp", *backends, "--name", "sticky", "--affinity", "10m")
-        own.vipctl(*adding, check=when == "into an empty daemon")
-        if when == "from the start":
-            own.stop()
-            own.start()
-        own.wait_in_sync()
-        for address in ("10.96.2.5", "10.96.2.6"):
-            assert len(lab.client.send(address, 80, count=30).all_answered().backends) == 2
-        (warning,) = [text for text in own.status()["warnings"] if "no affinity" in text]
-        assert "sticky" in warning
-        assert "plain" not in warning
-        assert equipment.lacking in own.vipctl("status").stdout
+        own.vipctl("add", "10.96.2.5:80/tcp", *backends, "--name", "sticky", "--affinity", "10m")
+        balances_without_affinity(lab, own, equipment)
+        own.stop()
+        own.start()
+        balances_without_affinity(lab, own, equipment)
+    daemon.start()
+
+
+def balances_without_affinity(lab: Lab, daemon: Daemon, equipment: Equipment) -> None:
+    daemon.wait_in_sync()
+    for address in ("10.96.2.5", "10.96.2.6"):
+        assert len(lab.client.send(address, 80, count=30).all_answered().backends) == 2
+    (warning,) = [text for text in daemon.status()["warnings"] if "no affinity" in text]
+    assert "sticky" in warning
+    assert "plain" not in warning
+    assert equipment.lacking in daemon.vipctl("status").stdout

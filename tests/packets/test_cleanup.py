@@ -76,7 +76,9 @@ def test_everything_is_as_before_and_as_a_dry_run_foretells(
         vip = use(lab, daemon)
         in_use = state(lab)
         assert in_use != before
-        assert daemon.cleanup(check=False).returncode == 1, "the daemon would undo it"
+        refused = daemon.cleanup(check=False)
+        assert refused.returncode == 1
+        assert "would put its rules back" in refused.stderr
         assert state(lab) == in_use
         ending(daemon)
         foretold = daemon.cleanup("--dry-run").stdout
