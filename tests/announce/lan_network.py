@@ -16,6 +16,7 @@ from tests.announce.routed_lab import address, cable
 from tests.fleet.network import FleetLab, HostDaemon
 from tests.lab.node import Node
 from tests.lab.topology import STARTING_SYSCTLS, add_addresses, delete_nodes, ip
+from tests.lab.waiting import wait_until
 from tests.sources.etcd.members import etcdctl
 
 CLIENT = "10.77.0.200"
@@ -118,10 +119,12 @@ class LanLab(FleetLab):
 
     @contextmanager
     def answers(self, address: str = VIP) -> Iterator[list[Answer]]:
-        """Asks for an address all the time; on exit the list holds every answer and announcement."""
+        """Asks for an address all the time, which a host answers for when the block begins; on exit the list
+        holds every answer and announcement."""
         found = list[Answer]()
         with (self.root / f"answers-{time.monotonic()}").open("w+") as log:
             process = self.client.start("python3", str(ANSWER_LOG), address, CLIENT, stdout=log)
+            wait_until(lambda: Path(log.name).stat().st_size > len("ready\n"), "an answer is logged", 30)
             yield found
             assert process.stdin
             process.stdin.close()

@@ -125,7 +125,7 @@ def names(kind: str, number: int) -> str:
     )
 
 
-@attack(AUTHOR, "names", seconds=6, each_time=True)
+@attack(AUTHOR, "names", seconds=6)
 def more_names_than_are_looked_up(arena: Arena) -> Callable[[], None]:
     arena.file(names("plain", 1_500))
 
@@ -221,7 +221,7 @@ def hashed_services_of_many_backends_that_change(arena: Arena) -> None:
     arena.rewritten(1, *(services(range(20), backends(first, 3_000), more=hashed) for first in (0, 1_000)))
 
 
-@attack(AUTHOR, "what is no file", each_time=True, seconds=4)
+@attack(AUTHOR, "what is no file", seconds=4)
 def pipes_and_links_among_the_files(arena: Arena) -> None:
     directory = arena.daemon.services_dir
     os.mkfifo(directory / "greedy-pipe.yaml")
@@ -245,7 +245,7 @@ def thousands_of_services_by_least_connections(arena: Arena) -> None:
 # Addresses and ports
 
 
-@attack(AUTHOR, "others' addresses", seconds=4, each_time=True)
+@attack(AUTHOR, "others' addresses", seconds=4)
 def backends_at_others_future_addresses(arena: Arena) -> Callable[[], None]:
     others = ", ".join(f"{VIP[:-4]}{n >> 8}.{n & 255}" for n in range(201 * 256, 236 * 256))
     arena.file(service(1, f"[{others}]"))

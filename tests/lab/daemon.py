@@ -28,7 +28,10 @@ from tests.lab.waiting import SOON_SECONDS, wait_until
 
 START_SECONDS = 90.0
 STOP_SECONDS = 60.0
-LOCAL_VERBS = ("cleanup", "doctor", "register", "rules", "trace", "edit", "top", "bench")
+LOCAL_VERBS = (
+    *("check", "render", "explain", "cleanup", "doctor", "register", "rules", "trace", "bench"),
+    *("edit", "top"),
+)
 """They look at the host, or at the terminal. The others ask the daemon, from this process in a tenth of the
 time."""
 
