@@ -28,10 +28,10 @@ from tests.lab.waiting import SOON_SECONDS, wait_until
 
 START_SECONDS = 90.0
 STOP_SECONDS = 60.0
-LOCAL_VERBS = (
+LOCAL_VERBS = {
     *("check", "render", "explain", "cleanup", "doctor", "register", "rules", "trace", "bench"),
     *("edit", "top"),
-)
+}
 """They look at the host, or at the terminal. The others ask the daemon, from this process in a tenth of the
 time."""
 
@@ -175,7 +175,7 @@ class Daemon:
     def vipctl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run vipctl, in the daemon's namespace where that matters. With `check`, a failure raises
         AssertionError."""
-        if arguments[0] not in LOCAL_VERBS and threading.current_thread() is threading.main_thread():
+        if LOCAL_VERBS.isdisjoint(arguments) and threading.current_thread() is threading.main_thread():
             return self._vipctl_here(arguments, check)
         command = (sys.executable, "-m", "vipd.cli.main", "--socket", str(self.socket))
         return self.host.run(*command, *arguments, check=check)
