@@ -15,7 +15,6 @@ INTERVAL_SECONDS = 0.01
 
 
 def main(address: str) -> None:
-    """Ask until standard input ends."""
     wanted = socket.inet_aton(address)
     with socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(0x0806)) as opened:
         opened.bind(("eth0", 0x0806))
@@ -30,13 +29,13 @@ def main(address: str) -> None:
                 opened.send(query)
                 due += INTERVAL_SECONDS
             ready, _, _ = select.select([opened, sys.stdin], [], [], max(0.0, due - time.monotonic()))
-            if sys.stdin in ready:
-                return
-            if opened in ready:
+            if opened in ready:  # before the end: what has come is told
                 frame, origin = opened.recvfrom(100)
                 if origin[2] != socket.PACKET_OUTGOING and frame[28:32] == wanted:
                     kind = "answer" if frame[20:22] == b"\0\2" else "announcement"
                     print(f"{time.monotonic():.4f} {kind} {frame[22:28].hex(':')}", flush=True)
+            elif sys.stdin in ready:
+                return
 
 
 main(sys.argv[1])

@@ -6,24 +6,20 @@ Each says what clients' next device sends packets to, and keeps the history of t
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import sys
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import NamedTuple, Self
 
 from tests.announce.lan_network import ANSWER_LOG, CLIENT, TwoArmedLab
 from tests.announce.lan_network import VIP as LAN_VIP
 from tests.announce.routed_lab import HOP, VIP, RoutedLab, address
 from tests.fleet.network import HostDaemon
 from tests.lab.daemon import Daemon
-from tests.lab.flow import finish
 from tests.lab.node import Node
 from tests.lab.waiting import wait_until
 from tests.sources.etcd.members import Cluster, Member, install
@@ -81,9 +77,7 @@ class FaultyNetwork(ABC):
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
 
     def forget_verdicts(self) -> None:
@@ -105,7 +99,6 @@ class FaultyNetwork(ABC):
         return SERVICE.format(vip=self.vip, by=by, port=PORTS[self._cells % len(PORTS)])
 
     def begin(self, fault: Fault) -> Undo:
-        """Have a part fail; returns what makes it work again."""
         begin = getattr(self, f"_{fault.part}")
         undo: Undo = begin(fault.host) if fault.host else begin()
         return undo
@@ -134,24 +127,7 @@ class FaultyNetwork(ABC):
     def _router(self) -> Undo:
         """What is between clients and hosts."""
 
-    @contextlib.contextmanager
-    def clients(self) -> Iterator[dict[str, Any]]:
-        """New connections all the time; afterwards what came of them."""
-        process = self.client.start(
-            sys.executable, "-m", "tests.announce.many_clients", self.vip, "80", "1.5"
-        )
-        outcome: dict[str, Any] = {}
-        try:
-            yield outcome
-            assert process.stdin is not None
-            assert process.stdout is not None
-            process.stdin.close()
-            outcome.update(json.loads(process.stdout.readline()))
-        finally:
-            finish(process)
-
     def has_route(self, host: int) -> bool:
-        """Whether a host's routing daemon is to announce the address."""
         table = self.daemons[host].host.run("ip", "route", "show", "table", "86", check=False).stdout
         return self.vip in table
 
@@ -245,7 +221,6 @@ class RoutedNetwork(FaultyNetwork):
         return self.lab.lan, f"h{host}"
 
     def _router(self) -> Undo:
-        """Its routing daemon is killed; the kernel goes on forwarding."""
         self.lab.kill_daemon("router-bird")
         return self.lab.start_router
 

@@ -8,14 +8,15 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
 from tests.announce.routed_lab import address, cable
 from tests.fleet.network import FleetLab, HostDaemon
-from tests.lab.flow import Process
 from tests.lab.node import Node
 from tests.lab.topology import STARTING_SYSCTLS, add_addresses, delete_nodes, ip
+from tests.lab.waiting import wait_until
 from tests.sources.etcd.members import etcdctl
 
 CLIENT = "10.77.0.200"
@@ -33,38 +34,10 @@ print('ready', flush=True)
 while True:
     threading.Thread(target=echo, args=s.accept()[:1], daemon=True).start()
 """
-CONNECT = """
-import socket, sys, time
-address, seconds, pause = sys.argv[1], float(sys.argv[2]), float(sys.argv[3])
-end, made, failed, slowest = time.monotonic() + seconds, 0, [], 0.0
-print('ready', flush=True)
-while time.monotonic() < end:
-    began = time.monotonic()
-    try:
-        with socket.create_connection((address, 80), 5) as c:
-            c.settimeout(5)
-            c.sendall(b'x' * 100)
-            got = b''
-            while len(got) < 100:
-                data = c.recv(100)
-                if not data:
-                    raise OSError('closed')
-                got += data
-        made += 1
-    except OSError as error:
-        failed.append(str(error))
-    slowest = max(slowest, time.monotonic() - began)
-    time.sleep(pause)
-print(made, len(failed), round(slowest, 3), *failed[:3], sep='|', flush=True)
-"""
-
-
 ANSWER_LOG = Path(__file__).with_name("answer_log.py")
 
 
 class Answer(NamedTuple):
-    """One answer, or announcement, that the client saw."""
-
     at: float
     """On the monotonic clock."""
     kind: str
@@ -118,11 +91,9 @@ class LanLab(FleetLab):
         return [line.removeprefix("/vipd/v1/") for line in listed.splitlines() if line]
 
     def hardware(self, node: Node) -> str:
-        """The hardware address of a node."""
         return node.run("cat", "/sys/class/net/eth0/address").stdout.strip()
 
     def forget(self, address: str = VIP) -> None:
-        """Have the client forget where an address is."""
         self.client.run("ip", "neigh", "del", address, "dev", "eth0", check=False)
 
     def who_answers(self, address: str = VIP, wait: float = 1.0) -> str:
@@ -140,39 +111,34 @@ class LanLab(FleetLab):
         """The host that the client has in its neighbour table for an address."""
         line = self.client.run("ip", "neigh", "show", address, "dev", "eth0").stdout
         found = line.split("lladdr ")[1].split()[0] if "lladdr " in line else ""
-        names = {self.hardware(node): node.name for node in (*self.hosts, self.client, self.hub_port())}
-        return names.get(found, found) if found else ""
+        return self._names.get(found, found)
+
+    @cached_property
+    def _names(self) -> dict[str, str]:
+        return {self.hardware(node): node.name for node in (*self.hosts, self.client, self.hub_port())}
 
     @contextmanager
     def answers(self, address: str = VIP) -> Iterator[list[Answer]]:
-        """Asks for an address all the time; on exit the list holds every answer and announcement."""
+        """Asks for an address all the time, which a host answers for when the block begins; on exit the list
+        holds every answer and announcement."""
         found = list[Answer]()
         with (self.root / f"answers-{time.monotonic()}").open("w+") as log:
             process = self.client.start("python3", str(ANSWER_LOG), address, CLIENT, stdout=log)
+            wait_until(lambda: Path(log.name).stat().st_size > len("ready\n"), "an answer is logged", 30)
             yield found
             assert process.stdin
             process.stdin.close()
             process.wait(10)
             log.seek(0)
-            names = {self.hardware(node): node.name for node in self.hosts}
             for line in log:
                 if line != "ready\n":
                     at, kind, hardware = line.split()
-                    found.append(Answer(float(at), kind, names.get(hardware, hardware)))
+                    found.append(Answer(float(at), kind, self._names.get(hardware, hardware)))
 
     def hub_port(self) -> Node:
-        """The hub, whose device on the LAN is the bridge."""
         return _Hub(self.hub)
 
-    def connections(self, seconds: float, pause: float = 0.005, address: str = VIP) -> Process:
-        """Connections of the client, one after the other; `results` has what became of them."""
-        process = self.client.start("python3", "-c", CONNECT, address, str(seconds), str(pause))
-        assert process.stdout
-        assert process.stdout.readline() == "ready\n"
-        return process
-
     def delete_all(self) -> None:
-        """End what runs in the namespaces, and delete them."""
         delete_nodes(self.client)
         super().delete_all()
 
@@ -199,7 +165,6 @@ class TwoArmedLab(LanLab):
         self.backends = [Node(f"{prefix}-b{n}", f"b{n}", f"10.20.0.1{n}", "") for n in (1, 2)]
 
     def start_bird(self, node: Node, text: str) -> None:
-        """Start BIRD in a node with this configuration."""
         place = self.root / f"{node.name}.conf"
         place.write_text(text)
         with (self.root / f"{node.name}.log").open("w") as log:
@@ -207,7 +172,6 @@ class TwoArmedLab(LanLab):
             node.start("bird", "-f", "-c", str(place), "-s", control, stdout=log, stderr=log)
 
     def delete_all(self) -> None:
-        """End what runs in the namespaces, and delete them."""
         delete_nodes(*self.backends, self.inner)
         super().delete_all()
 
@@ -232,10 +196,3 @@ class _Hub(Node):
 
     def run(self, *argv: str, **more: object):  # type: ignore[no-untyped-def]
         return super().run(*[word.replace("eth0", "bridge") for word in argv], **more)  # type: ignore[arg-type]
-
-
-def results(process: Process) -> tuple[int, int, float, list[str]]:
-    """Connections that worked, that failed, the seconds of the slowest, and reasons of failures."""
-    assert process.stdout
-    made, failed, slowest, *reasons = process.stdout.readline().strip().split("|")
-    return int(made), int(failed), float(slowest), reasons

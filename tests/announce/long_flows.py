@@ -42,15 +42,12 @@ async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
 
 
 async def speak(writer: asyncio.StreamWriter) -> None:
-    """Send a line each 0.3 s."""
     while not writer.is_closing():
         writer.write(b"tick\n")
         await asyncio.sleep(PAUSE_SECONDS)
 
 
 class Connection:
-    """The client's end."""
-
     def __init__(self, kind: str) -> None:
         self.kind, self.failure = kind, ""
         self._seen = asyncio.Event()
@@ -59,7 +56,6 @@ class Connection:
         self._writer: asyncio.StreamWriter
 
     async def open(self, address: str, port: int, source: str) -> None:
-        """Connect, and exchange a line."""
         opening = asyncio.open_connection(address, port, local_addr=(source, 0))
         reader, self._writer = await asyncio.wait_for(opening, CONNECT_SECONDS)
         self._writer.write(f"{self.kind}\n".encode())
@@ -96,14 +92,12 @@ class Connection:
 
 
 async def serve(port: int) -> None:
-    """Answer until standard input closes."""
     await asyncio.start_server(answer, "0.0.0.0", port, backlog=COUNT)
     print("READY", flush=True)
     await asyncio.to_thread(sys.stdin.read)
 
 
 async def ask_all(address: str, port: int, sources: list[str]) -> None:
-    """Keep the connections and answer standard input."""
     connections = [Connection(KINDS[number % len(KINDS)]) for number in range(COUNT)]
     gate = asyncio.Semaphore(50)
 

@@ -1,6 +1,6 @@
 """Eight clients that connect to one address until standard input closes; then prints the outcome.
 
-    many_clients.py ADDRESS PORT [SECONDS]     SECONDS: after which an attempt has failed
+    many_clients.py ADDRESS PORT SECONDS     SECONDS: after which an attempt has failed
 
 As a program, one JSON line: `{"answered": 1234, "slow": 2, "failed": {}}`.
 """
@@ -12,7 +12,12 @@ import json
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
 
+from tests.lab.flow import finish
+from tests.lab.node import Node
 from tests.lab.steady_client import connect_once
 
 CLIENTS = 8
@@ -22,10 +27,23 @@ SLOW_SECONDS = 0.5
 TIMEOUT_SECONDS = 3.0
 
 
+@contextmanager
+def many_clients(node: Node, address: str, timeout: float = TIMEOUT_SECONDS) -> Iterator[dict[str, Any]]:
+    """New connections all the time; afterwards what came of them."""
+    process = node.start(sys.executable, "-m", __name__, address, "80", str(timeout))
+    outcome: dict[str, Any] = {}
+    try:
+        yield outcome
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.close()
+        outcome.update(json.loads(process.stdout.readline()))
+    finally:
+        finish(process)
+
+
 def main() -> None:
-    """Connect until standard input closes."""
-    address, port, *more = sys.argv[1], int(sys.argv[2]), *map(float, sys.argv[3:])
-    timeout = more[0] if more else TIMEOUT_SECONDS
+    address, port, timeout = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
     outcomes: collections.Counter[str] = collections.Counter()
     ended = threading.Event()
 

@@ -20,7 +20,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import pytest
@@ -45,7 +44,6 @@ HOP, HOP6 = {1: "192.0.2.2", 2: "192.0.2.6"}, {1: "fd00:1::2", 2: "fd00:2::2"}
 
 
 def require(*names: str) -> None:
-    """Skip the test where a routing daemon is missing."""
     for name in names:
         program, package = PROGRAMS[name]
         if shutil.which(program, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin") is None:
@@ -71,7 +69,6 @@ class RoutedLab:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """Every namespace of the lab."""
         return (self.client, self.router, self.lan, *self.hosts.values(), *self.backends.values())
 
     def __enter__(self) -> Self:
@@ -86,13 +83,10 @@ class RoutedLab:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.delete()
 
     def delete(self) -> None:
-        """End what runs in the lab and delete its namespaces; safe to call twice."""
         delete_nodes(*self.nodes)
         self._directory.cleanup()
 
@@ -119,18 +113,15 @@ class RoutedLab:
         )  # fmt: skip
 
     def _plug(self, node: Node, *addresses: str) -> None:
-        """Connect a node to the backends' bridge."""
         port = node.name
         cable(node, "lan0", self.lan, port)
         ip("-n", self.lan.namespace, "link", "set", port, "master", "lan")
         address(node, "lan0", *addresses)
 
     def start_router(self) -> None:
-        """Start BIRD in the router."""
         self._bird(self.router, (EXAMPLES / "router-bird.conf").read_text())
 
     def start_bird(self, node: Node, text: str) -> None:
-        """Start BIRD in a node with this configuration."""
         self._bird(node, text)
 
     def announce_with(self, number: int, kind: str, *replaced: tuple[str, str]) -> None:
@@ -185,13 +176,11 @@ class RoutedLab:
         self._start(f"{node.name}-exabgp", node, "env", *set_here, *path, "exabgp", str(place))
 
     def kill_daemon(self, name: str) -> None:
-        """End a routing daemon as a crash would."""
         process = self._processes.pop(name)
         process.send_signal(signal.SIGKILL)
         finish(process)
 
     def next_hops(self, vip: str = VIP) -> list[int]:
-        """The hosts to which the router sends packets for an address."""
         family = "-6" if ":" in vip else "-4"
         shown = self.router.run("ip", family, "route", "show", vip, check=False).stdout
         hops = HOP6 if ":" in vip else HOP
@@ -199,11 +188,9 @@ class RoutedLab:
         return sorted(n for n, hop in hops.items() if re.search(rf"via {re.escape(hop)}\b", usable))
 
     def logs(self) -> str:
-        """The logs of the routing daemons."""
         return "\n".join(f"{p.name}:\n{p.read_text()[-2000:]}" for p in sorted(self.directory.glob("*.log")))
 
     def wait_next_hops(self, *hosts: int, vip: str = VIP, timeout: float = SOON) -> None:
-        """Return once the router sends packets for an address to exactly these hosts."""
         with contextlib.suppress(AssertionError):
             wait_until(lambda: self.next_hops(vip) == sorted(hosts), f"{vip} by {hosts}", timeout)
             return
@@ -217,7 +204,6 @@ def gateway(hop: str) -> str:
 
 
 def cable(one: Node, device: str, other: Node, its_device: str) -> None:
-    """A veth pair between two namespaces."""
     peer = ("peer", "name", its_device, "netns", other.namespace)
     ip("link", "add", device, "netns", one.namespace, "type", "veth", *peer)
     ip("-n", other.namespace, "link", "set", its_device, "up")
@@ -225,12 +211,10 @@ def cable(one: Node, device: str, other: Node, its_device: str) -> None:
 
 
 def address(node: Node, device: str, *addresses: str) -> None:
-    """Give a device addresses."""
     add_addresses(node.namespace, device, *addresses)
 
 
 def default_route(node: Node, *gateways: str) -> None:
-    """Give a node default routes."""
     for hop in gateways:
         family = "-6" if ":" in hop else "-4"
         ip("-n", node.namespace, family, "route", "add", "default", "via", hop)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.announce.lan_network import SERVER, VIP, LanLab, results
+from tests.announce.lan_network import SERVER, VIP, LanLab
 from tests.fleet.network import HostDaemon
 from tests.lab.waiting import wait_until
 
@@ -76,9 +76,7 @@ def test_the_address_is_where_vipctl_says_ready(lab: LanLab) -> None:
         assert "not ready: this host is in maintenance (kernel update)" in told.stdout
         wait_until(lambda: has_address(other) and not has_address(daemons[name]), logs, 30)
         assert lab.who_answers() == other.host.name
-        made, failed, _, reasons = results(lab.connections(1))
-        assert made > 0
-        assert failed == 0, reasons
+        lab.client.send(VIP, 80, count=50).all_answered()
         assert daemons[name].vipctl("ready", "nothing", check=False).returncode == 3
 
         other.kill()
@@ -86,4 +84,3 @@ def test_the_address_is_where_vipctl_says_ready(lab: LanLab) -> None:
         wait_until(lambda: has_address(daemons[name]), logs, 30)
         assert daemons[name].vipctl("ready", f"{VIP}:80").returncode == 0
         assert other.vipctl("ready", "web", check=False).returncode == 4
-        other.start()

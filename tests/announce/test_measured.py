@@ -9,45 +9,34 @@ from __future__ import annotations
 
 import contextlib
 import json
-import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
+from tests.announce.many_clients import many_clients
 from tests.announce.routed_lab import VIP, RoutedLab, both_serving, require
 from tests.lab.daemon import Daemon
-from tests.lab.flow import Flow, finish
+from tests.lab.flow import Flow
 
 pytestmark = [pytest.mark.root, pytest.mark.nightly]
 
 FLOWS = 16
-"""Established connections."""
 SETTLED_SECONDS = 2.0
 """Of traffic before and after an event: long enough for a lost packet to be sent again."""
 
 
 @contextlib.contextmanager
 def traffic(lab: RoutedLab) -> Iterator[dict[str, Any]]:
-    """New connections all the time; afterwards what came of them."""
-    process = lab.client.start(sys.executable, "-m", "tests.announce.many_clients", VIP, "80")
-    outcome: dict[str, Any] = {}
-    try:
+    with many_clients(lab.client, VIP) as outcome:
         time.sleep(SETTLED_SECONDS)
         yield outcome
         time.sleep(SETTLED_SECONDS)
-        assert process.stdin is not None
-        assert process.stdout is not None
-        process.stdin.close()
-        outcome.update(json.loads(process.stdout.readline()))
-    finally:
-        finish(process)
 
 
 @contextlib.contextmanager
 def established(lab: RoutedLab) -> Iterator[list[Flow]]:
-    """Connections that have sent something already."""
     with contextlib.ExitStack() as stack:
         flows = [stack.enter_context(lab.client.open(VIP, 80, timeout=3.0)) for _ in range(FLOWS)]
         for flow in flows:

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from tests.announce.faulty_network import Fault, FaultyNetwork, LanNetwork, RoutedNetwork, Undo
+from tests.announce.many_clients import many_clients
 from tests.announce.routed_lab import require
 from tests.lab.waiting import wait_until
 
@@ -51,7 +52,6 @@ class Second(NamedTuple):
 
 
 def cells() -> Iterator[Any]:
-    """The matrix."""
     for way in ("routes", "l2"):
         for first in (*OF_A_HOST, *SHARED):
             seconds = [*map(Second, (*OF_A_HOST, *SHARED)), *(Second(part, other=True) for part in OF_A_HOST)]
@@ -110,7 +110,6 @@ class State:
         return set(), can or may, bool(can) or self.faults == {Fault("backends")}
 
     def is_as_expected(self) -> bool:
-        """Whether packets go where they must."""
         if isinstance(self._network, RoutedNetwork) and Fault("router") in self.faults:
             return True  # nobody changes its table
         must, may, some = self.expected()
@@ -125,8 +124,6 @@ class State:
 
 
 class Story:
-    """The changes of one cell, each followed."""
-
     def __init__(self, network: FaultyNetwork) -> None:
         self._network, self.state = network, State(network)
         self._lines = list[str]()
@@ -150,10 +147,9 @@ class Story:
         return wait_until(steady, said, FOLLOWED_SECONDS) - STEADY_SECONDS
 
     def change(self, what: str, *acts: Callable[[], object]) -> dict[str, Any]:
-        """Make some changes at once, with clients, and follow them."""
         before, began = self.state.expected()[0] & self.state.untouched, time.monotonic()
         failed_before, in_use = set(self.state.faults), self._network.reaches()
-        with self._network.clients() as outcome:
+        with many_clients(self._network.client, self._network.vip, 1.5) as outcome:
             for act in acts:
                 act()
             self.state.note(failed_before)
@@ -187,7 +183,6 @@ class Networks:
         self._network: FaultyNetwork
 
     def use(self, way: str) -> FaultyNetwork:
-        """The network in use, or a new one."""
         if way != self._way:
             self.discard()
             root = self._root / f"{next(self._numbers)}"
@@ -199,7 +194,6 @@ class Networks:
         return self._network
 
     def discard(self) -> None:
-        """End the network in use."""
         self._way = ""
         self._stack.close()
 
@@ -241,7 +235,6 @@ def _host(second: Second, one: int) -> int:
 def play(
     story: Story, network: FaultyNetwork, faults: tuple[Fault, Fault], order: str, undone: dict[Fault, Undo]
 ) -> None:
-    """Both faults, and both returns."""
 
     def begin(fault: Fault) -> Callable[[], None]:
         def act() -> None:

@@ -51,5 +51,4 @@ def test_a_router_spreads_flows_over_hosts_that_announce(lab: RoutedLab, kind: s
 
 
 def lab_source(number: int, vip: str) -> str:
-    """What a backend sees as the source of a flow that a host forwards."""
     return f"fd00:20::{number}" if ":" in vip else f"10.20.0.{number}"

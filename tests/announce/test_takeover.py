@@ -76,7 +76,6 @@ def serving(more: str = "  flow_takeover: true\n") -> Iterator[RoutedLab]:
 
 
 def bfd(host: int) -> str:
-    """What BIRD on a host has for the backends."""
     neighbors = "".join(f'neighbor 10.20.0.1{n} dev "lan0" local 10.20.0.{host}; ' for n in (1, 2))
     return f"protocol bfd {{ {neighbors}}}"
 
@@ -110,8 +109,6 @@ def by_host(backend: Node, number: str) -> bool:
 
 
 class Flows:
-    """The connections of the client. A context manager."""
-
     def __init__(self, client: Node, vip: str) -> None:
         self._client, self._vip = client, vip
         self._process: Process
@@ -128,7 +125,6 @@ class Flows:
         finish(self._process)
 
     def ask(self) -> dict[str, dict[str, int]]:
-        """What comes of a question on every connection, for each kind."""
         assert self._process.stdin
         self._process.stdin.write(f"{ANSWER_SECONDS}\n")
         self._process.stdin.flush()
@@ -141,7 +137,6 @@ def alive(outcomes: dict[str, dict[str, int]]) -> int:
 
 
 def report_outcomes(event: str, outcomes: dict[str, dict[str, int]]) -> int:
-    """Print what came of an event; returns how many connections went on."""
     print(f"\n{event}: {alive(outcomes)} of 1000; {json.dumps(outcomes)}")
     return alive(outcomes)
 

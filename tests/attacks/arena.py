@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from tests.attacks import foe, neighbour
@@ -37,9 +36,7 @@ READER, ADMIN, BYSTANDER = 65534, 2, 1
 """Users: an attacker who may read, an attacker who may change services, and the bystander who may, too."""
 VIP = "10.96.200."
 CHECKED = {"tcp check": "10.96.201.", "http check": "10.96.202.", "program": "10.96.203."}
-"""How the virtual IPs begin whose backends have a check of this type."""
 INTERVAL = 1.0
-"""Seconds between the checks of the bystander."""
 _CHECK = f"interval: {INTERVAL:g}s, timeout: 500ms, rise: 1, fall: 1, jitter: 0%"
 
 
@@ -111,9 +108,7 @@ class Arena:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.end_attack()
         self._stack.close()
         self._scratch.cleanup()
@@ -121,12 +116,11 @@ class Arena:
     # The bystander
 
     def wait_served(self) -> None:
-        """Return once every service of the bystander answers."""
         places = {f"{start}{n}": 80 for start in CHECKED.values() for n in range(neighbour.BACKENDS)}
         places |= {f"{VIP}14": 80} | {f"{VIP}{n}": 8999 for n in (1, 2, *((3,) if self.etcd else ()))}
         with Probe(self.client) as probe:
             for vip, port in places.items():
-                self.wait_for(partial(probe.answers, vip, port), f"{vip} does not answer")
+                self.wait_for(partial(probe.greeting, vip, port), f"{vip} does not answer")
 
     def _write_checked(self) -> None:
         text = f"- {{name: calm-14, address: {VIP}14, ports: '80:8080', backends: ['dns:calm.internal']}}\n"
@@ -268,7 +262,6 @@ class Arena:
         self.requests(self.host, Requests(str(self.daemon.socket), request, uid=uid, gids=gids, **options))
 
     def scratch(self, content: bytes) -> Path:
-        """A file with this content."""
         with tempfile.NamedTemporaryFile(dir=self.scratch_directory, delete=False) as file:
             file.write(content)
         return Path(file.name)
@@ -286,6 +279,13 @@ class Arena:
         new.rename(place)
         self._attack.callback(place.unlink, missing_ok=True)
 
+    def rewritten(self, per_second: int, *texts: str) -> None:
+        """A file of the attacker's that changes all the time, from one of these services to the next."""
+        place = self.daemon.services_dir / "greedy.yaml"
+        files = [str(self.scratch(f"apiVersion: vipd/v1\nservices:\n{text}".encode())) for text in texts]
+        self.foe(self.host, "rewrite", str(place), str(per_second), *files)
+        self._attack.callback(place.unlink, missing_ok=True)
+
     def load(self, number: int) -> None:
         """Services of the attacker's that serve before the attack begins, for what grows with them."""
         self.file(
@@ -296,7 +296,7 @@ class Arena:
             ),
             "greedy-load.yaml",
         )
-        self.wait_for(lambda: bool(self.daemon.endpoints(f"load-{number - 1}")))
+        self.wait_for(lambda: self.daemon.endpoints(f"load-{number - 1}"))
 
     def another_file(self, service: str) -> None:
         """Declare one more service of the bystander; it is gone when the attack ends."""
@@ -306,7 +306,7 @@ class Arena:
     def wait_for_greeting(self, last: int, port: int = 80) -> None:
         """Return once a virtual IP of the bystander answers."""
         with Probe(self.client) as probe:
-            self.wait_for(lambda: bool(probe.greeting(f"{VIP}{last}", port)), f"{VIP}{last} does not answer")
+            self.wait_for(partial(probe.greeting, f"{VIP}{last}", port), f"{VIP}{last} does not answer")
 
     def wait_for_health_port(self, port: int) -> None:
         """Return once a health port of this host answers the bystander's client."""
@@ -324,7 +324,7 @@ class Arena:
             finally:
                 connection.close()
 
-    def wait_for(self, condition: Callable[[], bool], what: str = "nothing happens") -> None:
+    def wait_for(self, condition: Callable[[], object], what: str = "nothing happens") -> None:
         """Return once it is true; AssertionError with `what` and the problems of the status otherwise."""
         wait_until(condition, lambda: f"{what}: {self.problems()[:300]}")
 
@@ -338,11 +338,9 @@ class Arena:
         connection.close()
 
     def put(self, key: str, value: str) -> None:
-        """Write a key of etcd."""
         self.put_keys({key: value})
 
     def put_keys(self, values: Mapping[str, str]) -> None:
-        """Write keys of etcd."""
         assert self.etcd
         with self.servers.entered():
             self.etcd.put_all({f"/vipd/v1/{key}": value for key, value in values.items()})
@@ -356,7 +354,6 @@ class Arena:
             self.put_keys(dict(pairs[at : at + at_once]))
 
     def delete(self, key: str) -> None:
-        """Delete a key of etcd, with a final `*` all that begin so."""
         assert self.etcd
         with self.servers.entered():
             self.etcd.delete(f"/vipd/v1/{key}")
@@ -366,7 +363,6 @@ class Arena:
             self.delete(f"{folder}/greedy*")
 
     def run_beside(self, work: Callable[[threading.Event], None]) -> None:
-        """Run this in a thread of the tests until the attack ends."""
         end = threading.Event()
         thread = threading.Thread(target=work, args=(end,), daemon=True)
         thread.start()
@@ -374,21 +370,17 @@ class Arena:
         self._attack.callback(end.set)
 
     def on_end(self, work: Callable[[], object]) -> None:
-        """Do this when the attack ends."""
         self._attack.callback(work)
 
     def end_attack(self) -> None:
-        """End what attackers run, and take back what they declared."""
         self._attack.close()
 
     def problems(self) -> str:
-        """All problems of the status, one a line."""
         return "\n".join(p for source in self.daemon.status()["sources"] for p in source["problems"])
 
 
 @contextlib.contextmanager
 def arena(root: Path, dataplane: str = "iptables", with_etcd: bool = False) -> Iterator[Arena]:
-    """An arena in a lab of its own."""
     with Lab(Wiring(backends=3)) as lab, Arena(lab, root, dataplane, with_etcd) as made:
         yield made
 

@@ -38,7 +38,6 @@ class Attack:
     seconds: float
     etcd: bool
     dataplane: str
-    each_time: bool
 
 
 ATTACKS: dict[str, Attack] = {}
@@ -51,13 +50,12 @@ def attack(
     seconds: float = 8.0,
     etcd: bool = False,
     dataplane: str = "iptables",
-    each_time: bool = False,
 ) -> Callable[[Run], Run]:
     """Register an attack under the name of its function. It is measured for `seconds`."""
 
     def register(run: Run) -> Run:
         name = run.__name__.replace("_", " ")
-        ATTACKS[name] = Attack(name, who, budget, run, seconds, etcd, dataplane, each_time)
+        ATTACKS[name] = Attack(name, who, budget, run, seconds, etcd, dataplane)
         return run
 
     return register
@@ -65,8 +63,6 @@ def attack(
 
 @dataclass
 class Row:
-    """What an attack, or several at a time, did to the bystander."""
-
     name: str
     quiet: Figures
     attacked: Figures

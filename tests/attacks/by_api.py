@@ -12,7 +12,6 @@ ADMIN = "member of `admin_group`"
 
 
 def specs(number: int, first: int = 0) -> list[dict[str, object]]:
-    """Services as JSON."""
     return [
         {
             "name": f"stored-{n}",

@@ -16,7 +16,6 @@ HEARTBEAT = "etcd: the same for `hosts/`"
 
 
 def value(number: int, more: str = "") -> str:
-    """A service of the attacker's."""
     return f"{{address: 10.120.{number >> 8}.{number & 255}, ports: 80, backends: [10.244.0.12]{more}}}"
 
 

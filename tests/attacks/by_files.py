@@ -11,7 +11,6 @@ from tests.attacks.attack import attack
 
 AUTHOR = "author of a file in `services_dir`"
 BAD = "10.244.0.12"
-"""The hostile backend."""
 
 
 def service(number: int, backends: str = f"[{BAD}]", check: str = "none", more: str = "") -> str:
@@ -22,7 +21,6 @@ def service(number: int, backends: str = f"[{BAD}]", check: str = "none", more: 
 
 
 def services(numbers: Iterable[int], backends: str = f"[{BAD}]", check: str = "none", more: str = "") -> str:
-    """Services of the attacker's."""
     return "".join(service(number, backends, check, more) for number in numbers)
 
 
@@ -127,7 +125,7 @@ def names(kind: str, number: int) -> str:
     )
 
 
-@attack(AUTHOR, "names", seconds=6, each_time=True)
+@attack(AUTHOR, "names", seconds=6)
 def more_names_than_are_looked_up(arena: Arena) -> Callable[[], None]:
     arena.file(names("plain", 1_500))
 
@@ -192,10 +190,7 @@ def ten_thousand_files(arena: Arena) -> None:
 
 @attack(AUTHOR, "readings", seconds=8)
 def a_file_that_changes_fifty_times_a_second(arena: Arena) -> None:
-    texts = (f"apiVersion: vipd/v1\nservices:\n{services(range(n, n + 200))}" for n in (0, 100))
-    files = [str(arena.scratch(text.encode())) for text in texts]
-    arena.foe(arena.host, "rewrite", str(arena.daemon.services_dir / "greedy.yaml"), "50", *files)
-    arena.on_end(lambda: (arena.daemon.services_dir / "greedy.yaml").unlink(missing_ok=True))
+    arena.rewritten(50, *(services(range(n, n + 200)) for n in (0, 100)))
 
 
 @attack(AUTHOR, "problems")
@@ -211,30 +206,22 @@ def aliases_that_grow(arena: Arena) -> None:
     arena.text("x: " + "[" * 1_000_000, "greedy-deep.yaml")
 
 
+def backends(first: int, number: int) -> str:
+    return f"[{', '.join(f'10.101.{n >> 8}.{n & 255}' for n in range(first, first + number))}]"
+
+
 @attack(AUTHOR, "endpoints of one service", seconds=12)
 def services_of_many_backends_that_change(arena: Arena) -> None:
-    def text(first: int) -> bytes:
-        backends = ", ".join(f"10.101.{n >> 8}.{n & 255}" for n in range(first, first + 9_000))
-        return f"apiVersion: vipd/v1\nservices:\n{services(range(5), f'[{backends}]')}".encode()
-
-    files = [str(arena.scratch(text(first))) for first in (0, 5_000)]
-    arena.foe(arena.host, "rewrite", str(arena.daemon.services_dir / "greedy.yaml"), "1", *files)
-    arena.on_end(lambda: (arena.daemon.services_dir / "greedy.yaml").unlink(missing_ok=True))
+    arena.rewritten(1, *(services(range(5), backends(first, 9_000)) for first in (0, 5_000)))
 
 
 @attack(AUTHOR, "tables of source-hash", seconds=12, dataplane="nftables")
 def hashed_services_of_many_backends_that_change(arena: Arena) -> None:
-    def text(first: int) -> bytes:
-        backends = ", ".join(f"10.101.{n >> 8}.{n & 255}" for n in range(first, first + 3_000))
-        some = services(range(20), f"[{backends}]", more=", balance: source-hash")
-        return f"apiVersion: vipd/v1\nservices:\n{some}".encode()
-
-    files = [str(arena.scratch(text(first))) for first in (0, 1_000)]
-    arena.foe(arena.host, "rewrite", str(arena.daemon.services_dir / "greedy.yaml"), "1", *files)
-    arena.on_end(lambda: (arena.daemon.services_dir / "greedy.yaml").unlink(missing_ok=True))
+    hashed = ", balance: source-hash"
+    arena.rewritten(1, *(services(range(20), backends(first, 3_000), more=hashed) for first in (0, 1_000)))
 
 
-@attack(AUTHOR, "what is no file", each_time=True, seconds=4)
+@attack(AUTHOR, "what is no file", seconds=4)
 def pipes_and_links_among_the_files(arena: Arena) -> None:
     directory = arena.daemon.services_dir
     os.mkfifo(directory / "greedy-pipe.yaml")
@@ -252,14 +239,13 @@ def pipes_and_links_among_the_files(arena: Arena) -> None:
 
 @attack(AUTHOR, "counting of flows")
 def thousands_of_services_by_least_connections(arena: Arena) -> None:
-    backends = ", ".join(f"10.101.0.{n}" for n in range(1, 21))
-    arena.file(services(range(2_000), f"[{backends}]", more=", balance: least-connections"))
+    arena.file(services(range(2_000), backends(1, 20), more=", balance: least-connections"))
 
 
 # Addresses and ports
 
 
-@attack(AUTHOR, "others' addresses", seconds=4, each_time=True)
+@attack(AUTHOR, "others' addresses", seconds=4)
 def backends_at_others_future_addresses(arena: Arena) -> Callable[[], None]:
     others = ", ".join(f"{VIP[:-4]}{n >> 8}.{n & 255}" for n in range(201 * 256, 236 * 256))
     arena.file(service(1, f"[{others}]"))

@@ -68,7 +68,7 @@ def backends_that_take_connections_and_are_silent(arena: Arena) -> None:
 # Clients and local users
 
 
-@attack(CLIENT, "connections of health ports", each_time=True, seconds=4)
+@attack(CLIENT, "connections of health ports", seconds=4)
 def half_requests_to_a_health_port(arena: Arena) -> Callable[[], None]:
     arena.file(service(60_001, more=", health_port: 10999"), "greedy-port.yaml")
     arena.another_file(

@@ -22,6 +22,12 @@ TOGETHER = (
     ("a thousand checks ten times a second", "a key that changes all the time", "overrides all the time"),
 )
 """Three different budgets each. At most one writes the attacker's file, which another would replace."""
+EACH_TIME = (
+    ("more names than are looked up",),
+    ("half requests to a health port",),
+    ("pipes and links among the files", "backends at others future addresses"),
+)
+"""What is tried by day, some at the same time."""
 RANDOM_COMBINATIONS = 3
 
 

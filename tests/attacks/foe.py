@@ -213,7 +213,6 @@ class Requests:
     """Clients of an HTTP server, each of which asks again and again."""
 
     to: str
-    """A UNIX socket's path, or `ADDRESS:PORT`."""
     request: str
     """What is sent, `\\n` for the ends of lines."""
     connections: int = 60
@@ -224,11 +223,9 @@ class Requests:
     body_seconds: float = 0.0
     """Time over which the body is sent, a piece a second; 0: at once."""
     sources: tuple[str, ...] = ()
-    """Addresses that it asks from, in turn."""
     uid: int = 0
     gids: tuple[int, ...] = ()
     pause: float = 0.0
-    """Seconds between the requests of one client."""
 
 
 async def _request(wanted: Requests, number: int, body: bytes) -> None:

@@ -13,7 +13,7 @@ import select
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -24,18 +24,14 @@ from tests.lab.node import Node
 
 HEALTH_PORT = 10256
 LIMIT_SECONDS = 15.0
-"""What takes longer counts as so many seconds."""
 POLL_SECONDS = 0.02
 HEALTHZ_SECONDS = 0.04
 PAUSE_SECONDS = 0.3
 MIB = 2**20
-TIMES = Mapping[str, Sequence[float]]
 
 
 @dataclass
 class Figures:
-    """What was measured in one phase. Times in seconds, memory in bytes."""
-
     seconds: dict[str, list[float]] = field(default_factory=dict)
     """By what the bystander did, how long each took to be seen."""
     healthz: list[float] = field(default_factory=list)
@@ -44,7 +40,6 @@ class Figures:
     """By how much whatever else uses the processors slowed down a short computation, many times."""
 
     def worst(self, what: str) -> float:
-        """The longest of a kind; 0 without any."""
         return max(self.seconds.get(what, ()), default=0.0)
 
     def slowness(self) -> float:
@@ -58,8 +53,6 @@ class Figures:
 
 
 class Probe:
-    """Connections from a namespace, for the thread that enters it."""
-
     def __init__(self, node: Node) -> None:
         self._entered = node.entered()
 
@@ -79,10 +72,6 @@ class Probe:
             end.connect((vip, port))
             return end.recv(100).decode().strip()
         return ""
-
-    def answers(self, vip: str, port: int) -> bool:
-        """Whether any server greets."""
-        return bool(self.greeting(vip, port))
 
     def refused(self, vip: str, port: int) -> bool:
         """Whether a connection is refused at once."""

@@ -9,7 +9,7 @@ import pytest
 
 from tests.attacks.__main__ import run_alone
 from tests.attacks.attack import ATTACKS, Attack, table
-from tests.attacks.catalogue import combinations
+from tests.attacks.catalogue import EACH_TIME, combinations
 from tests.docs.markdown import ROOT
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]
@@ -28,13 +28,13 @@ def _holds(attacks: tuple[Attack, ...], root: Path) -> None:
     raise AssertionError(f"{attacks[0].who} reaches others:\n{table(rows)}")
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=() if each.each_time else pytest.mark.nightly)
-        for name, each in ATTACKS.items()
-    ],
-)
+@pytest.mark.parametrize("names", EACH_TIME, ids=" + ".join)
+def test_attacks_of_each_day_reach_nobody_else(names: tuple[str, ...], tmp_path: Path) -> None:
+    _holds(tuple(ATTACKS[name] for name in names), tmp_path)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", ATTACKS)
 def test_an_attack_reaches_nobody_else(name: str, tmp_path: Path) -> None:
     _holds((ATTACKS[name],), tmp_path)
 

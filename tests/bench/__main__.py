@@ -31,7 +31,6 @@ OTHERS = {
     "iperf3": ["iperf3", "--version"],
     "etcd": ["etcd", "--version"],
 }
-"""Programs that we are compared with, or that measure, besides those of every host."""
 
 ON_REQUEST = "ipvs"
 """The group that runs by its name alone: it downloads a kernel and emulates a processor."""
@@ -52,11 +51,9 @@ GROUPS: dict[str, Measure] = {
     "balance": balance.measure,
     ON_REQUEST: ipvs_guest.measure,
 }
-"""Every group by its name, in the order in which they run."""
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Measure what the command line asks for."""
     arguments = _arguments(argv)
     if os.geteuid() != 0:
         sys.exit("error: root is needed, for network namespaces; run: sudo bash tests/bench/run.sh")
@@ -73,7 +70,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def run_group(record: Record, name: str, measure: Measure, extent: Extent) -> None:
-    """Measure one group, write it down, print it."""
     say(f"{name}: begins")
     record.begin(name, extent.name, machine_facts(OTHERS))
     began = time.monotonic()

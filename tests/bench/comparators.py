@@ -29,11 +29,9 @@ Variant = Literal["nft", "legacy"]
 
 RESTORES: dict[str, Variant] = {"one iptables-restore, nft": "nft", "one iptables-restore, legacy": "legacy"}
 KUBE_PROXY_NFT = "one nft -f"
-"""The table that kube-proxy's nftables mode writes."""
 IPVS = "one ipvsadm --restore"
 """Only on kernels that have IPVS: see `tests.bench.ipvs_guest`."""
 CLUSTER = ("10.128.0.0/9",)
-"""Where the backends of the declared services are."""
 
 
 class Tool:
@@ -47,29 +45,23 @@ class Tool:
         self._text = ""
 
     def whole(self, services: Sequence[Service]) -> str:
-        """The text of everything."""
         raise NotImplementedError
 
     def changed(self, before: Service, after: Service) -> str:
-        """The text of a change."""
         raise NotImplementedError
 
     async def counts(self) -> dict[str, int]:
-        """What is in the kernel."""
         return {}
 
     def prepare(self, services: Sequence[Service]) -> None:
-        """Make the text of everything."""
         self.services = {service.name: service for service in services}
         self._text = self.whole(services)
 
     def prepare_change(self, service: Service) -> None:
-        """Make the text of the change."""
         self._text = self.changed(self.services[service.name], service)
         self.services[service.name] = service
 
     async def load(self, meter: Meter) -> None:
-        """One run."""
         finished = await meter.run(self.argv, self._text)
         if finished.exit_code:
             raise ApplyError(f"{self.argv[0]} failed", finished.stderr.strip())
@@ -91,7 +83,6 @@ class OneRestore(Tool):
         self._ruleset = Ruleset(RuleOptions(Family.IPV4, prefix="KUBE", kube_proxy=True, dispatch="flat"))
 
     def whole(self, services: Sequence[Service]) -> str:
-        """All chains and jumps."""
         self._update(services)
         return self._restore(self._ruleset.whole({}), jumps=True)
 
@@ -101,7 +92,6 @@ class OneRestore(Tool):
         return self._restore(self._ruleset.dirty(), jumps=False)
 
     async def counts(self) -> dict[str, int]:
-        """What iptables-save lists."""
         return await count_iptables(self._variant, run)
 
     def _update(self, services: Sequence[Service]) -> None:
@@ -120,15 +110,12 @@ class OneTransaction(Tool):
     argv = ("nft", "-f", "-")
 
     def whole(self, services: Sequence[Service]) -> str:
-        """The table."""
         return whole_table(services, CLUSTER)
 
     def changed(self, before: Service, after: Service) -> str:
-        """Rules and elements that differ."""
         return changed_service(before, after)
 
     async def counts(self) -> dict[str, int]:
-        """What nft lists."""
         return await count_nft(run)
 
 
@@ -144,12 +131,10 @@ class OneIpvsadm(Tool):
         return ipvs_rules.all_services(services)
 
     def changed(self, before: Service, after: Service) -> str:
-        """The new backend, and then the old one."""
         return ipvs_rules.changed_service(before, after)
 
 
 def comparator(name: str, directory: Path) -> Subject:
-    """The subject of that name. Raises KeyError."""
     if name == IPVS:
         return OneIpvsadm()
     return OneTransaction() if name == KUBE_PROXY_NFT else OneRestore(RESTORES[name])

@@ -40,7 +40,6 @@ FACTS = (
     ("announces addresses", "ARP, NDP; routes for BGP, OSPF", "no", "VRRP", "no", "ARP, BGP"),
     ("HTTP, TLS", "no", "no", "no", "yes", "yes"),
 )
-"""What none of them has to be measured for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,6 @@ COMPARISONS = (
 
 
 def compared(record: Record) -> list[str]:
-    """The table; without results, the facts alone."""
     return table(TITLES, [*FACTS, *_figures(record)])
 
 

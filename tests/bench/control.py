@@ -44,8 +44,6 @@ REFUSING = """table ip refusing {
 
 
 class Prober:
-    """The program in the client's namespace."""
-
     def __init__(self, process: Process) -> None:
         self._process = process
 
@@ -63,8 +61,6 @@ class Prober:
 
 @dataclass(frozen=True)
 class Victim:
-    """A backend that is to die."""
-
     vip: str
     """Of the service that it is one of three backends of."""
     server: Process
@@ -72,8 +68,6 @@ class Victim:
 
 @dataclass
 class Scene:
-    """One daemon in its lab, with an etcd beside it and many services already there."""
-
     subject: str
     lab: Lab
     daemon: Daemon
@@ -110,7 +104,6 @@ def measure(extent: Extent) -> Iterator[Measurement]:
 
 @contextmanager
 def scene(subject: str, settings: Mapping[str, Any], extent: Extent) -> Iterator[Scene]:
-    """Everything up and in sync."""
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vipd-bench-")))
         lab = stack.enter_context(Lab(Wiring(backends=3)))
@@ -188,7 +181,6 @@ WAYS: dict[str, tuple[Timed, str]] = {
     "rules removed by somebody, connections failed for": (flushed, "for the first time"),
     "backend died until the last refused connection": (died, "checked every 1 s, out after 2 failures"),
 }
-"""What is timed, and what has to be known of it."""
 
 
 def _member(root: Path) -> Member:

@@ -11,7 +11,6 @@ class Extent:
 
     name: str
     sizes: tuple[int, ...]
-    """Numbers of services that are programmed."""
     nftables_sizes: tuple[int, ...]
     """Further ones, for nftables alone: vipd's table and kube-proxy's."""
     rounds: int
@@ -24,7 +23,6 @@ class Extent:
     daemon_sizes: tuple[int, ...]
     """Numbers of services that whole daemons are given."""
     control_services: int
-    """Services that are there while single changes are timed."""
     control_rounds: int
     idle_seconds: float
     busy_seconds: float
@@ -49,7 +47,6 @@ SMOKE = Extent(
     soak_seconds=1.0,
     settling_seconds=0.2,
 )
-"""Whether it works at all: for tests."""
 
 QUICK = Extent(
     name="quick",

@@ -8,7 +8,6 @@ from vipd.model.service import Service
 
 
 def all_services(services: Iterable[Service]) -> str:
-    """Every port of every service."""
     return "".join(
         f"-A {virtual} -s rr\n" + "".join(f"-a {virtual} {real} -m\n" for real in servers)
         for service in services

@@ -30,8 +30,6 @@ class NoPlotsError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Plot:
-    """One picture: what is drawn over the number of services, a line for each subject."""
-
     file: str
     title: str
     unit: str
@@ -39,7 +37,6 @@ class Plot:
     wanted: Callable[[Measurement], bool]
     upright: str = "log"
     subjects: Sequence[str] = ()
-    """In the order of the legend; others follow."""
 
 
 PLOTS = (

@@ -23,8 +23,6 @@ RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 @dataclass
 class Seen:
-    """What became of the tries."""
-
     first_success: float | None = None
     first_failure: float | None = None
     last_failure: float | None = None
@@ -32,14 +30,12 @@ class Seen:
     tries: int = 0
 
     def enough(self, quiet: float) -> bool:
-        """Whether the answer is known."""
         if not quiet:
             return self.first_success is not None
         return self.last_failure is not None and time.monotonic() - self.last_failure > quiet
 
 
 def answered(address: str, port: int) -> bool:
-    """One connection and its answer."""
     with socket.socket() as made:
         made.settimeout(ONE_TRY_SECONDS)
         made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
@@ -52,7 +48,6 @@ def answered(address: str, port: int) -> bool:
 
 
 def probe(address: str, port: int, quiet: float, patience: float) -> Seen:
-    """Try until the answer is known."""
     seen = Seen()
     end = time.monotonic() + patience
     while time.monotonic() < end and not seen.enough(quiet):
@@ -72,7 +67,6 @@ def probe(address: str, port: int, quiet: float, patience: float) -> Seen:
 
 
 def main() -> None:
-    """Answer each line."""
     for line in sys.stdin:
         address, port, quiet, patience = line.split()
         print("PROBING", flush=True)

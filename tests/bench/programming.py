@@ -27,7 +27,6 @@ PARTS: tuple[tuple[str, str, Callable[[Usage], float]], ...] = (
     (", bytes given to the tool", "bytes", lambda usage: float(usage.sent)),
     (", programs run", "", lambda usage: float(usage.programs)),
 )
-"""What is told of a load and of a change; seconds of a change in thousandths."""
 MEMORY = ("full load, memory of the tool", "MiB")
 
 
@@ -69,8 +68,6 @@ def outcome_of(trial: Trial) -> Outcome:
 
 
 class Collected:
-    """What one subject did at one size, in all rounds so far."""
-
     def __init__(self, subject: str, services: int, limit: float) -> None:
         self.subject, self._services, self._limit = subject, services, limit
         self._loads: list[Usage] = []
@@ -84,7 +81,6 @@ class Collected:
         return any(self._why.values())
 
     def take(self, outcome: Outcome) -> None:
-        """Add a round."""
         too_long = f"more than {self._limit:.0f} s"
         self._loads += outcome.loads
         self._counts = dict(outcome.counts) or self._counts
@@ -96,12 +92,10 @@ class Collected:
             self._why[ONE_CHANGE] = outcome.problem or too_long
 
     def last_round_text(self) -> str:
-        """The last round in words."""
         done = f"{self._loads[-1].seconds:.3f} s" if self._loads else self._why[FULL_LOAD]
         return f"{self.subject}: {done}"
 
     def measurements(self) -> Iterator[Measurement]:
-        """Every row."""
         for suffix, unit, part in PARTS:
             loads = [part(usage) for usage in self._loads]
             yield self._row(FULL_LOAD + suffix, unit, loads, self._why[FULL_LOAD])

@@ -9,6 +9,5 @@ _BEGAN = time.monotonic()
 
 
 def say(what: str) -> None:
-    """Print one line, after the minutes and seconds since the start."""
     minutes, seconds = divmod(int(time.monotonic() - _BEGAN), 60)
     print(f"{minutes:3}:{seconds:02}  {what}", file=sys.stderr, flush=True)

@@ -16,8 +16,6 @@ FORMAT = "vipd-bench/1"
 
 @dataclass
 class Group:
-    """The measurements of one group, and under what conditions they were taken."""
-
     extent: str
     machine: dict[str, Any]
     finished: bool = False
@@ -25,7 +23,6 @@ class Group:
     rows: dict[tuple[str, str, int | None], Measurement] = field(default_factory=dict)
 
     def view(self) -> dict[str, object]:
-        """As it stands in JSON."""
         return {
             "extent": self.extent,
             "finished": self.finished,
@@ -48,7 +45,6 @@ class Record:
             self.groups = {name: _group(view) for name, view in found["groups"].items()}
 
     def begin(self, name: str, extent: str, machine: dict[str, Any]) -> None:
-        """A group is measured anew from here on."""
         self.groups[name] = Group(extent, machine)
         self._write()
 
@@ -60,12 +56,10 @@ class Record:
         self._write()
 
     def finish(self, name: str, seconds: float) -> None:
-        """The group is complete."""
         self.groups[name].finished, self.groups[name].seconds = True, seconds
         self._write()
 
     def rows(self, *names: str) -> list[Measurement]:
-        """Every measurement of these groups."""
         return [row for name in names if name in self.groups for row in self.groups[name].rows.values()]
 
     def _write(self) -> None:

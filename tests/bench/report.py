@@ -47,7 +47,6 @@ IN_GUEST = {
     "full load, processor time": "cost of writing 1,000 services",
     "one change, processor time": "cost of replacing one backend",
 }
-"""Rows of the group `ipvs`, and their titles."""
 COMPARED_TO = "vipd nftables"
 KEPT_AT = 1_000
 
@@ -61,7 +60,6 @@ KEPT = (
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Fill, or check."""
     parser = argparse.ArgumentParser(prog="python -m tests.bench.report", description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is stale")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="a results.json")
@@ -74,7 +72,6 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def publish(record: Record) -> None:
-    """Draw the pictures of docs/performance.md, and fill the tables of the pages."""
     pictures(record, PICTURES)
     for page in (PAGE, README):
         text = _filled(page, record)
@@ -83,7 +80,6 @@ def publish(record: Record) -> None:
 
 
 def _filled(page: Path, record: Record) -> str | None:
-    """The page's new text; None when it is up to date."""
     before = page.read_text(encoding="utf-8")
     after = filled(before, record)
     return after if after != before else None
@@ -108,12 +104,10 @@ def filled(page: str, record: Record) -> str:
 
 
 def names_in(page: str) -> list[str]:
-    """The tables that a page asks for."""
     return [found[2] for found in _TABLE.finditer(page)]
 
 
 def _machine(record: Record) -> list[str]:
-    """The conditions under which each group was measured."""
     body = []
     for name, group in record.groups.items():
         machine, programs = group.machine, group.machine["programs"]
@@ -134,7 +128,6 @@ def _machine(record: Record) -> list[str]:
 def _pivot(
     group: str, down: str, across: str, corner: str, what: str = "", **titles: str
 ) -> Callable[[Record], list[str]]:
-    """What a group measured, or one thing of it."""
 
     def made(record: Record) -> list[str]:
         rows = [row for row in record.rows(group) if what in ("", row.what)]
@@ -179,7 +172,6 @@ def _control(record: Record) -> list[str]:
 
 
 def _daemon(record: Record) -> list[str]:
-    """A table for each subject, by the number of services."""
     lines: list[str] = []
     rows = [row for row in record.rows("daemon") if row.what not in (*OVER_TIME, CHANGES)]
     for subject in dict.fromkeys(row.subject for row in rows):
@@ -190,7 +182,6 @@ def _daemon(record: Record) -> list[str]:
 
 
 def _soak(record: Record) -> list[str]:
-    """What was looked at from time to time: first, last, largest."""
     rows = record.rows("daemon")
     changes = {(row.subject, row.services): brief(row) for row in rows if row.what == CHANGES}
     body = []
@@ -204,14 +195,12 @@ def _soak(record: Record) -> list[str]:
 
 
 def _path(what: str) -> Callable[[Record], list[str]]:
-    """One thing about the path, by subject and number of services."""
 
     made = _pivot("path", "subject", "services", what, what, across_title="S = {}")
     return lambda record: [line.replace("| S =  |", "| no services |") for line in made(record)]
 
 
 def _kept(record: Record) -> list[str]:
-    """What packets of connections that last cost, a row for each subject."""
     cells = {(row.subject, row.what): brief(row) for row in record.rows("path") if row.what in KEPT}
     subjects = dict.fromkeys(subject for subject, _ in cells)
     body = [[subject, *(cells.get((subject, what), "") for what in KEPT)] for subject in subjects]
@@ -281,7 +270,6 @@ TABLES: dict[str, Callable[[Record], list[str]]] = {
     "comparison": compared,
     **{f"plot-{plot.file.removesuffix('.svg')}": _picture(plot) for plot in PLOTS},
 }
-"""Every table of the two pages, and every picture."""
 
 
 if __name__ == "__main__":

@@ -27,21 +27,17 @@ class Measurement:
 
     @property
     def median(self) -> float:
-        """The middle value. Raises StatisticsError when there is none."""
         return median(self.values)
 
     @property
     def spread(self) -> tuple[float, float]:
-        """The smallest and the largest value. Raises ValueError when there is none."""
         return min(self.values), max(self.values)
 
     def view(self) -> dict[str, object]:
-        """As it stands in JSON."""
         return asdict(self)
 
     @classmethod
     def read(cls, view: dict[str, object]) -> Measurement:
-        """The measurement that `view` gave. Raises TypeError."""
         values = view.pop("values")
         if not isinstance(values, list):
             raise TypeError(f"values: {values!r} is not a list")

@@ -18,7 +18,6 @@ def figures(row: Measurement) -> str:
 
 
 def brief(row: Measurement) -> str:
-    """Median with its unit, or why there is none."""
     if not row.values:
         return row.note or "not measured"
     if row.unit == "1/s":
@@ -50,7 +49,6 @@ def pivot(
 
 
 def table(titles: Sequence[str], body: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table."""
     return [_line(titles), "|" + "---|" * len(titles), *map(_line, body)]
 
 

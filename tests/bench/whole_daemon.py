@@ -48,7 +48,6 @@ def cold_starts(extent: Extent) -> Iterator[Measurement]:
 
 
 def measure(extent: Extent) -> Iterator[Measurement]:
-    """Every size; at one of them the longer run too."""
     soaked = extent.daemon_sizes[min(1, len(extent.daemon_sizes) - 1)]
     for services in extent.daemon_sizes:
         for name, settings in SUBJECTS:
@@ -72,15 +71,12 @@ class Watched:
         self._made = 0
 
     def resident_mib(self) -> float:
-        """Its memory now."""
         return self._status("VmRSS") / 1024
 
     def peak_mib(self) -> float:
-        """The most memory that it has had."""
         return self._status("VmHWM") / 1024
 
     def open_files(self) -> int:
-        """Its descriptors."""
         return len(list(Path(f"/proc/{self._pid}/fd").iterdir()))
 
     def cpu_percent(self, seconds: float) -> float:
@@ -103,24 +99,20 @@ class Watched:
 
     @property
     def made(self) -> int:
-        """How many files have been saved."""
         return self._made
 
     def save(self, number: int) -> None:
-        """Save the file whose turn it is."""
         vip, backend = _changed(number)
         text = f"  - {{address: {vip}, ports: 80, backends: [{backend}, 10.244.2.1]}}\n"
         self.daemon.write(text, f"changing-{number % CHANGING}.yaml")
 
     def wait_for_last(self) -> None:
-        """Return once the change that was made last is in the kernel."""
         vip, backend = _changed(self._made - 1)
         target, endpoint = f"{vip}:80/tcp", f"{backend}:80"
         self.daemon.wait_until(lambda: endpoint in self.daemon.endpoints(target), True, START_SECONDS)
         self.daemon.wait_in_sync(START_SECONDS)
 
     def writes(self) -> float:
-        """How often it has written to the kernel, by its own metrics."""
         connection = UnixConnection(self.daemon.socket)
         try:
             connection.request("GET", "/metrics")
@@ -172,7 +164,6 @@ def prepared(services: int, settings: Mapping[str, Any]) -> Iterator[Daemon]:
 
 @contextmanager
 def running(services: int, settings: Mapping[str, Any], settling: float) -> Iterator[Watched]:
-    """A daemon in sync that has been left alone for some seconds."""
     with prepared(services, settings) as daemon:
         daemon.start(START_SECONDS)
         watched = Watched(daemon)

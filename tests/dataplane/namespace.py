@@ -9,8 +9,9 @@ from concurrent.futures import Future
 from types import TracebackType
 from typing import TypeVar
 
-from tests.lab.inside import ProgramResult, run_inside
+from tests.lab.inside import ProgramResult
 from tests.lab.namespace_names import new_prefix
+from tests.lab.namespace_programs import run_in_namespace
 
 T = TypeVar("T")
 
@@ -32,7 +33,7 @@ class Namespace:
 
     async def run(self, argv: Sequence[str], stdin: str) -> ProgramResult:
         """Run a program inside. FileNotFoundError when there is none."""
-        return await run_inside(self.name, argv, stdin)
+        return await run_in_namespace(self.name, argv, stdin)
 
     def do(self, *argv: str, text: str | None = None) -> str:
         """What a program prints that another administrator runs inside. CalledProcessError when it fails."""

@@ -26,7 +26,6 @@ GARBAGE: tuple[Json, ...] = (
     "x" * 5000,
     "1" * 5000,
 )
-"""What stands in a key's place."""
 
 
 def checks(number: int) -> list[dict[str, Json]]:

@@ -16,8 +16,6 @@ AFFINITIES = (None, "1m", "10m")
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a service is to be: its backends with their weights, and its affinity."""
-
     backends: tuple[tuple[str, int], ...] = ()
     affinity: str | None = None
 

@@ -14,7 +14,6 @@ from tests.packets.services import SERVED_PORT
 
 @pytest.fixture(scope="module")
 def lab() -> Iterator[Lab]:
-    """A client, a host and two backends that serve TCP and UDP."""
     with Lab(Wiring(backends=2)) as built:
         built.serve_everywhere(SERVED_PORT)
         yield built
@@ -22,12 +21,10 @@ def lab() -> Iterator[Lab]:
 
 @pytest.fixture(scope="module", params=EQUIPMENTS, ids=str)
 def equipment(request: pytest.FixtureRequest) -> Equipment:
-    """What programs the kernel: the tests of this room are run with each."""
     given: Equipment = request.param
     return given
 
 
 @pytest.fixture(scope="module")
 def tools(tmp_path_factory: pytest.TempPathFactory, equipment: Equipment) -> FailingTools:
-    """Programs before the real ones in PATH; they fail on command."""
     return FailingTools(tmp_path_factory.mktemp("tools"), equipment)

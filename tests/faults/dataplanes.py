@@ -28,7 +28,6 @@ class Equipment:
 
     dataplane: Literal["iptables", "nftables"]
     programs: tuple[str, ...]
-    """The programs that write its rules."""
     asks: str
     """Options with which those programs write nothing; these never fail."""
     complaint: str
@@ -47,14 +46,12 @@ class Equipment:
     """A command that takes everything away; somebody may say it again and again."""
 
     legacy: bool = False
-    """The iptables programs of the legacy variant."""
 
     def __str__(self) -> str:
         return f"{self.dataplane}-legacy" if self.legacy else self.dataplane
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The daemon's settings for this dataplane."""
         return {"dataplane": self.dataplane, **({"iptables_variant": "legacy"} if self.legacy else {})}
 
 

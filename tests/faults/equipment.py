@@ -59,7 +59,6 @@ class MountingNode(Node):
     """Shell script that mounts something on the directory `$0`, and then runs its arguments."""
 
     def inside(self, argv: Any) -> list[str]:
-        """The command line that runs `argv` with that mount."""
         return super().inside(["unshare", "--mount", "sh", "-c", self.script, self.directory, *argv])
 
 
@@ -71,6 +70,7 @@ class ToolsOnlyDaemon(Daemon):
     def __init__(self, host: Node, declaration: str = "", **settings: object) -> None:
         super().__init__(host, declaration, **settings)
         (self.directory / "faults").write_text("ENOBUFS .* send netlink 12 16\n")
+        (self.directory / "calls").write_text("sendto")
 
 
 class FailingTools:
@@ -87,21 +87,20 @@ class FailingTools:
             script.chmod(0o755)
 
     def equip(self, node: Node) -> Node:
-        """The node with these programs first in PATH."""
         return node.with_environment(PATH=f"{self._directory}:{os.environ['PATH']}")
 
     @contextmanager
     def refusing(self, *texts: str) -> Iterator[None]:
-        """For a while, fail when the input holds one of these texts."""
+        """For a while, fail when the input holds one of these texts, and none else."""
         refused = self._directory / "refused"
+        before = refused.read_text() if refused.exists() else ""
         refused.write_text("".join(f"{text}\n" for text in texts))
         try:
             yield
         finally:
-            refused.unlink()
+            refused.write_text(before)
 
     def broken(self) -> AbstractContextManager[None]:
-        """For a while, fail always."""
         return self.being("broken")
 
     @contextmanager
@@ -115,7 +114,6 @@ class FailingTools:
             mark.unlink()
 
     def calls(self) -> list[float]:
-        """When the tools were called, in seconds since the machine started."""
         path = self._directory / "calls"
         return [float(line) for line in path.read_text().split()] if path.exists() else []
 
@@ -132,18 +130,15 @@ class Api:
         self._connection = UnixConnection(daemon.socket)
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
-        """The answer's status and JSON."""
         self._connection.request(method, f"/v1/{path}", json.dumps(body) if body is not None else None)
         response = self._connection.getresponse()
         return response.status, json.loads(response.read())
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
 
 GONE = (OSError, http.client.HTTPException, ValueError)
-"""What `Api.ask` raises when the daemon ends meanwhile."""
 
 
 def cold_rules(equipment: Equipment, declarations: Mapping[str, str], stored: str) -> Rules:
@@ -178,7 +173,6 @@ def as_from_a_cold_start(equipment: Equipment, daemon: Daemon) -> None:
 
 
 def on_disk(daemon: Daemon) -> tuple[dict[str, str], str]:
-    """A daemon's files and store."""
     files = {path.name: path.read_text() for path in daemon.services_dir.glob("*.yaml")}
     store = daemon.state_dir / "services.yaml"
     return files, store.read_text() if store.exists() else ""

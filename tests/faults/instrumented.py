@@ -92,7 +92,6 @@ def standstills(client: str) -> Iterator[list[str]]:
 
 
 def described(handle: Any) -> str:
-    """What a callback of an event loop is."""
     task = getattr(handle._callback, "__self__", None)
     what = task.get_name() if isinstance(task, asyncio.Task) else repr(handle._callback)
     return " ".join(what.split())[:200]

@@ -2,7 +2,8 @@
 
 `python -m tests.faults.supervised_vipd --config FILE`. A filter of seccomp has the kernel ask a supervisor
 before each system call that opens a file, runs a program, starts a thread, makes a socket, binds, connects
-or sends. The supervisor is a process of its own. Beside the settings it reads the file `faults`: a line for
+or sends; if there is a file `calls`, before those that it names. The supervisor is a process of its own.
+Beside the settings it reads the file `faults`: a line for
 each fault, `ERROR PATTERN`, where ERROR is the name of an errno, or `stall`: the call waits until the line
 is gone. It writes each thing touched once to the file `touched`. PATTERN is a regular expression for that:
 
@@ -32,7 +33,7 @@ import select
 import socket
 import struct
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
@@ -143,8 +144,6 @@ _TEXTS: dict[str, Callable[..., str]] = {
 
 
 class Supervisor:
-    """Answers what the kernel asks."""
-
     def __init__(self, listener: int, directory: Path) -> None:
         self._listener = listener
         self._faults = directory / "faults"
@@ -153,7 +152,6 @@ class Supervisor:
         self._waiting: list[tuple[Call, str]] = []
 
     def run(self) -> None:
-        """Until nobody has the filter any more."""
         poll = select.poll()
         poll.register(self._listener, select.POLLIN)
         while True:
@@ -201,9 +199,9 @@ class Supervisor:
         return next((error for error, _, pattern in faults if re.fullmatch(pattern, text)), "")
 
 
-def filtered() -> int:
+def filtered(calls: Collection[str]) -> int:
     """Have the kernel ask, from now on, also for all that this process starts; returns where to answer."""
-    numbers = sorted(NAMES)
+    numbers = sorted(number for number, name in NAMES.items() if name in calls)
     program = [(_LOAD, 0, 0, 0)]
     program += [(_JUMP_IF_EQUAL, len(numbers) - at, 0, number) for at, number in enumerate(numbers)]
     program += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _ASK)]
@@ -231,7 +229,8 @@ def main() -> None:
         os._exit(0)
     os.waitpid(child, 0)
     theirs.close()
-    listener = filtered()
+    named = directory / "calls"
+    listener = filtered(named.read_text().split() if named.exists() else NAMES.values())
     socket.send_fds(ours, [b"1"], [listener])
     os.close(listener)
     ours.close()

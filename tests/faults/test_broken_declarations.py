@@ -17,7 +17,6 @@ from tests.fleet.network import FleetLab, HostDaemon
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 BATCH = 60
-"""Mistakes that the daemon is given at once, before it is seen to serve others."""
 APPLIED = 20
 """Of them in one request: the services of a request are judged at one go, a millisecond each."""
 

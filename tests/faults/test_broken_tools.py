@@ -21,7 +21,6 @@ pytestmark = pytest.mark.root
 
 VIP = "10.96.4.1"
 IDLE_SECONDS = 10.0
-"""So long a program may do nothing."""
 MOST_LOGGED = 20_000
 
 

@@ -25,7 +25,7 @@ from tests.packets.services import backend_text
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
 
-CRASHES = 8
+CRASHES = 6
 COMPARED = 3
 """One in so many times the rules are compared with those of a cold start."""
 SEED = 20
@@ -43,7 +43,6 @@ def daemon(lab: Lab, equipment: Equipment) -> Iterator[Daemon]:
 
 
 def crash(daemon: Daemon, changes: Changes, after: float) -> None:
-    """Let changes stream in and kill the daemon amid them."""
     api = Api(daemon)
 
     def stream() -> None:
@@ -87,6 +86,6 @@ def test_crashes_amid_changes(lab: Lab, daemon: Daemon, equipment: Equipment) ->
             if number % COMPARED == 0:
                 as_from_a_cold_start(equipment, daemon)
     assert outcome["failed"] == {}, f"seed {SEED}"
-    assert outcome["answered"] > 100
+    assert outcome["answered"] > 40
     # Else the crashes met nothing.
     assert changes.answered >= CRASHES

@@ -27,7 +27,6 @@ BEFORE_BACKOFF = 4
 
 
 def rules(equipped_lab: EquippedLab) -> Rules:
-    """All rules in the kernel."""
     lab, equipment = equipped_lab
     return equipment.rules_of(lab.host)
 

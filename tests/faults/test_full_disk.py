@@ -34,7 +34,6 @@ READ_ONLY = f'{VIEW} && exec "$@"'
 
 @pytest.fixture
 def daemon(lab: Lab, equipment: Equipment) -> Iterator[Daemon]:
-    """A daemon whose state directory is that small file system."""
     plain = lab.host
     made = Daemon(plain, **equipment.settings)
     made.state_dir.mkdir()
@@ -52,7 +51,6 @@ def test_a_change_that_cannot_be_stored_is_refused_and_nothing_is_lost(
     backend, (begin, end, said, named) = backend_text(lab.backends[0]), FAULTS[fault]
 
     def run(script: str) -> None:
-        """Run it in the daemon's mount namespace."""
         inside = ("nsenter", "--target", str(daemon.status()["pid"]), "--mount")
         daemon.host.run(*inside, "sh", "-c", script, str(daemon.state_dir))
 

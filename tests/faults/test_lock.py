@@ -23,7 +23,6 @@ from tests.packets.services import backend_text
 pytestmark = pytest.mark.root
 
 WITHIN_WAIT = 2.0
-"""vipd's iptables waits for five seconds."""
 PROMPT = 4.0
 """Less than that wait: whoever was held up by it would be heard no sooner than after it."""
 TIMEOUT_SECONDS = 60.0

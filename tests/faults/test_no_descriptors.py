@@ -27,10 +27,7 @@ MOST_LOGGED = 20_000
 
 @dataclass
 class NarrowNode(Node):
-    """A node whose processes have few descriptors."""
-
     def inside(self, argv: Any) -> list[str]:
-        """The command line that runs `argv` so."""
         return super().inside(["prlimit", f"--nofile={DESCRIPTORS}:{DESCRIPTORS}", *argv])
 
 

@@ -70,8 +70,6 @@ WATCHED = """\
 
 
 class SupervisedDaemon(Daemon):
-    """A daemon of which the outside fails when told to."""
-
     module = "tests.faults.supervised_vipd"
     number = watched = 20
 
@@ -88,7 +86,6 @@ class SupervisedDaemon(Daemon):
         return re.sub("^vipd", "(python|vipd)", touched)
 
     def touch(self) -> None:
-        """Declare something else, so that everything is touched."""
         self.number = self.watched = self.number + 1
         self.write(WATCHED.format(number=self.number, port=31000 + self.number), "watched.yaml")
 
@@ -111,13 +108,11 @@ class SupervisedDaemon(Daemon):
         return time.monotonic() - began
 
     def puts(self, number: int) -> None:
-        """Write the service that etcd declares."""
         value = f"{{address: 10.96.7.9, ports: 80, backends: [10.244.9.{number}]}}"
         put = ["etcdctl", "--endpoints", ETCD_URL, "put", "/vipd/v1/services/followed", value]
         self.host.run("env", "ETCDCTL_API=3", *put)
 
     def unnamed(self, things: Sequence[Thing]) -> list[str]:
-        """What fails and status does not name."""
         status = self.status()
         reported = json.dumps(
             [status.get(key) for key in ("warnings", "problems", "message", "sources", "quarantined")]
@@ -125,7 +120,6 @@ class SupervisedDaemon(Daemon):
         return [t.name for t in things if t.culprit and not re.search(t.culprit, reported)]
 
     def recovers(self, things: Sequence[Thing]) -> None:
-        """All is in sync, and nothing named, once nothing fails any more; without help."""
         self.fail()
         nothing_named = [thing.name for thing in things if thing.culprit]
         self.wait_until(lambda: self.unnamed(things), nothing_named, RECOVERY_SECONDS)
@@ -247,7 +241,6 @@ def test_what_fails_is_named_holds_up_nothing_else_and_is_made_up_for(
 
 @contextmanager
 def failing(daemon: SupervisedDaemon, things: Sequence[Thing], etcd: Process | None) -> Iterator[None]:
-    """Meanwhile these fail, and an etcd stalls."""
     daemon.fail(things)
     daemon.puts(daemon.number)
     if etcd:

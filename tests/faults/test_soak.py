@@ -27,12 +27,10 @@ MOST = 3 * 1024
 """KiB by which it may grow after that: more than twice what it does, and 4 KiB for each of the usual changes.
 A fifth of the whole would hide a leak of 17 KiB in each."""
 WORKERS = 4
-"""Connections that change services of their own at the same time."""
 SEED = 7
 STABLE = "10.96.7.1"
 SERVICES = 5000
 CHANGED = 500
-"""Of them in each save."""
 WARM_SAVES = 3
 SAVES = max(CHANGES // 100, WARM_SAVES + 4)
 MOST_OF_SAVES = 50 * 1024

@@ -46,7 +46,6 @@ def servers(lab: Lab) -> Iterator[list[Unsteady]]:
 
 @pytest.fixture(scope="module")
 def daemon(lab: Lab, servers: list[Unsteady]) -> Iterator[Daemon]:
-    """A daemon with a service whose backends are checked by HTTP."""
     named = ", ".join(f"{server.address}:{PORT}" for server in servers)
     check = "{type: http, interval: 500ms, timeout: 400ms, rise: 1, fall: 2}"
     text = (
@@ -176,7 +175,7 @@ def test_hostile_answers_cost_the_worker_and_not_the_daemon(
         before = [processor_seconds(pid) for pid in processes]
         servers[0].die()
         daemon.wait_until(lambda: ready(daemon), 1)
-        wait_until(lambda: processor_seconds(processes[1]) - before[1] > 1.0, "the worker works")
+        wait_until(lambda: processor_seconds(processes[1]) - before[1] > 0.4, "the worker works")
         took = [processor_seconds(pid) - began for pid, began in zip(processes, before, strict=True)]
         print(f"daemon and worker: {took} s of processor time")
         assert took[0] < took[1] / 2
@@ -192,7 +191,6 @@ def test_the_worker_ends_with_the_daemon(daemon: Daemon) -> None:
     os.kill(pid, signal.SIGSTOP)
     daemon.kill()
     wait_until(lambda: not runs(pid), "the worker ends")
-    daemon.start()
 
 
 def runs(pid: int) -> bool:

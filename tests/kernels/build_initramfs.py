@@ -33,7 +33,6 @@ TABLES = [
     for variant in ("", "-nft", "-legacy")
     for verb in ("", "-save", "-restore")
 ]
-"""Names of the two programs above; those without a variant are the nft one's."""
 MODULE_FOLDERS = (
     *("net/netfilter", "net/ipv4", "net/ipv6", "net/bridge", "net/802", "net/llc", "net/sctp", "net/xfrm"),
     *(
@@ -82,8 +81,6 @@ Without power management: the reset ends qemu (-no-reboot)."""
 
 
 class Root:
-    """The tree of files to be, in a directory of its own."""
-
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._programs: list[Path] = []
@@ -95,7 +92,6 @@ class Root:
         return place
 
     def file(self, source: Path, path: Path | str | None = None) -> None:
-        """A file of this machine, at its own path or another."""
         place = self.at(path or source)
         if not place.exists():
             shutil.copy2(source, place)
@@ -103,13 +99,11 @@ class Root:
             self._programs.append(source)
 
     def folder(self, source: Path, path: Path | str, without: Iterable[str] = ("__pycache__",)) -> None:
-        """A folder of this machine with all below it."""
         ignore = shutil.ignore_patterns(*without)
         shutil.copytree(source, self.at(path), ignore=ignore, dirs_exist_ok=True)
         self._programs += (each for each in source.rglob("*.so*") if each.is_file())
 
     def link(self, path: str, target: str) -> None:
-        """A symbolic link."""
         self.at(path).symlink_to(target)
 
     def libraries(self, tools: Path) -> None:
@@ -130,7 +124,6 @@ class Root:
 
 
 def requirements(names: Iterable[str]) -> Iterator[metadata.Distribution]:
-    """The installed distributions of these names, and what they require in turn."""
     left, seen = list(names), set()
     while left:
         match = _NAME.match(left.pop().strip())
@@ -147,7 +140,6 @@ def requirements(names: Iterable[str]) -> Iterator[metadata.Distribution]:
 
 
 def add_python(root: Root) -> None:
-    """Python, vipd, and what it requires."""
     program, library = Path(sys.executable).resolve(), Path(sysconfig.get_path("stdlib"))
     root.file(program)
     root.folder(library, library, NOT_OF_PYTHON)
@@ -172,7 +164,6 @@ def add_python(root: Root) -> None:
 
 
 def add_programs(root: Root, tools: Path) -> None:
-    """Programs of this machine, and of unpacked packages."""
     for name in PROGRAMS:
         found = shutil.which(name, path="/usr/sbin:/usr/bin:/sbin:/bin")
         if found is None:
@@ -194,7 +185,6 @@ def add_programs(root: Root, tools: Path) -> None:
 
 
 def add_modules(root: Root, kernel: Path, depmod: Path) -> None:
-    """The kernel's modules for networks, with their lists."""
     above = kernel / "usr/lib/modules" if (kernel / "usr/lib/modules").exists() else kernel / "lib/modules"
     (modules,) = above.iterdir()
     target = root.at(f"/usr/lib/modules/{modules.name}/kernel")
@@ -234,7 +224,6 @@ def _entry(output: BinaryIO, name: str, number: int, mode: int, body: bytes) -> 
 
 
 def build(cache: Path, kernel: str, output: Path, programs: Path | None = None) -> None:
-    """Write the initramfs of one kernel. Raises OSError and subprocess.SubprocessError."""
     tools = cache / "tools"
     with tempfile.TemporaryDirectory(prefix="vipd-initramfs-") as folder:
         root = Root(Path(folder))

@@ -70,7 +70,6 @@ def connect(number: int, family: int = 4, namespace: str = "client") -> tuple[st
 
 
 def ask(flow: socket.socket, data: bytes = b"?") -> None:
-    """Send, and wait for the answer. Raises OSError."""
     flow.sendall(data)
     if flow.recv(1) != b"!":
         raise ConnectionError("it was closed")
@@ -83,7 +82,6 @@ def asked(flow: socket.socket) -> bool:
 
 
 def declare(resetting: bool, backends: tuple[str, ...] = guest.BACKENDS, only: str = "") -> None:
-    """Write the declaration; `only`: the one backend of the resetting service."""
     lines = ["apiVersion: vipd/v1", "services:"]
     services = [("plain", PLAIN, ""), ("sticky", STICKY, "affinity: {by: client-ip, timeout: 10m}")]
     services += [("resetting", RESETTING, "on_remove: reset")] if resetting else []
@@ -100,26 +98,22 @@ def declare(resetting: bool, backends: tuple[str, ...] = guest.BACKENDS, only: s
 
 
 def there() -> bool:
-    """Whether the kernel has the table."""
     return TABLE[1] in run("nft", "list", "tables")
 
 
 def devices() -> set[str]:
-    """The devices of the flowtable."""
     listed = run("nft", "-j", "list", "flowtable", *TABLE, "flows", check=False)
     items = json.loads(listed)["nftables"] if listed.startswith("{") else []
     return {name for item in items if "flowtable" in item for name in item["flowtable"].get("dev", [])}
 
 
 def passed() -> int:
-    """Packets to the backends' port that passed the forward hook."""
     items = json.loads(run("nft", "-j", "list", "table", "inet", "watch"))["nftables"]
     found: Any = next(item["rule"]["expr"] for item in items if "rule" in item)
     return int(next(part["counter"]["packets"] for part in found if "counter" in part))
 
 
 def offloaded(number: int) -> bool:
-    """Whether a flow to a service is in the flowtable, as the kernel lists it."""
     text = run("conntrack", "-L", "-d", vip(number, 4))
     return "[OFFLOAD]" in text
 
@@ -161,7 +155,6 @@ def check_offloaded(kind: str) -> None:
 
 
 def traffic() -> int:
-    """Bytes in of the service, as `vipctl stats` shows them."""
     found = json.loads(vipctl("stats", "plain", "-o", "json"))
     item = found["services"][0] if "services" in found else found
     return int(item["bytes_in"])
@@ -272,7 +265,6 @@ def check_reset(daemon: Daemon) -> None:
 
 
 def alive(flow: socket.socket) -> bool:
-    """Whether a flow still gets answers."""
     try:
         ask(flow)
     except OSError as error:
@@ -281,7 +273,6 @@ def alive(flow: socket.socket) -> bool:
 
 
 def run_text(text: str) -> None:
-    """Give nft its input."""
     subprocess.run(["nft", "-f", "-"], input=text, text=True, check=True, timeout=60)
 
 
@@ -315,7 +306,6 @@ def measure() -> None:
 
 
 def the_set() -> None:
-    """All of it, in order."""
     say("info", "kernel", os.uname().release)
     daemon = Daemon()
     guest.LOG.touch()

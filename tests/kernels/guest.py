@@ -53,7 +53,6 @@ _counts = {"ok": 0, "FAIL": 0, "known": 0, "info": 0}
 
 
 def say(word: str, name: str, seen: object = "") -> None:
-    """Print one result."""
     _counts[word] += 1
     text = " ".join(str(seen).split())[:600]
     print(f"VIPD {word} {name}: {text} [{time.monotonic() - _begun:.0f} s]", flush=True)
@@ -90,7 +89,6 @@ def until(condition: Callable[[], object], what: str, seconds: float = SOON_SECO
 
 
 def modules() -> set[str]:
-    """The loaded modules."""
     return {line.split()[0] for line in Path("/proc/modules").read_text().splitlines()}
 
 
@@ -98,7 +96,6 @@ def modules() -> set[str]:
 
 
 def enter(namespace: str) -> None:
-    """Move this thread into a namespace; empty: the first one."""
     with Path(f"/run/netns/{namespace}" if namespace else "/proc/1/ns/net").open() as file:
         if _libc.setns(file.fileno(), CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), f"setns {namespace}")
@@ -116,7 +113,6 @@ def socket_in(namespace: str, family: int, kind: int, protocol: int = 0) -> sock
 
 
 def wire() -> None:
-    """Make the namespaces and the links to them."""
     run("ip", "link", "set", "lo", "up")
     for name, (four, six) in WIRES.items():
         run("ip", "netns", "add", name)
@@ -134,7 +130,6 @@ def wire() -> None:
 
 
 def serve(name: str, protocol: str) -> None:
-    """Answer every flow with the backend's name, in a thread."""
     stream = protocol != "udp"
     kind = socket.SOCK_STREAM if stream else socket.SOCK_DGRAM
     listener = socket_in(name, 6, kind, SCTP if protocol == "sctp" else 0)
@@ -163,7 +158,6 @@ def serve(name: str, protocol: str) -> None:
 
 
 def vip(number: int, family: int) -> str:
-    """A service's virtual IP."""
     return f"10.96.0.{number}" if family == 4 else f"fd00:96::{number}"
 
 
@@ -183,7 +177,6 @@ def flow(number: int, protocol: str, family: int) -> tuple[str, socket.socket]:
 
 
 def answers(number: int, protocol: str, family: int, flows: int = FLOWS) -> dict[str, int]:
-    """How many of some new flows each backend answered."""
     counted: dict[str, int] = {}
     for _ in range(flows):
         name, made = flow(number, protocol, family)
@@ -207,7 +200,6 @@ def deliver(flows: list[socket.socket]) -> None:
 
 
 def works(number: int = WEB, protocol: str = "tcp", family: int = 4) -> bool:
-    """Whether a new flow is answered."""
     try:
         answers(number, protocol, family, 1)
     except OSError:
@@ -219,26 +211,21 @@ def works(number: int = WEB, protocol: str = "tcp", family: int = 4) -> bool:
 
 
 class Daemon:
-    """vipd in the first namespace, with a log of its own."""
-
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self, *arguments: str) -> float:
-        """Start it; returns the seconds until its rules are in the kernel."""
         with LOG.open("ab") as log:
             self.process = subprocess.Popen([sys.executable, "-m", "vipd", *arguments], stderr=log)
         return self.wait_in_sync(START_SECONDS)
 
     def stop(self) -> None:
-        """End it by SIGTERM; the rules stay."""
         if self.process is not None:
             self.process.send_signal(signal.SIGTERM)
             self.process.wait(COMMAND_SECONDS)
             self.process = None
 
     def status(self) -> dict[str, Any]:
-        """GET /v1/status; raises OSError while it does not listen."""
         with socket.socket(socket.AF_UNIX) as connection:
             connection.settimeout(COMMAND_SECONDS)
             connection.connect(SOCKET)
@@ -249,14 +236,12 @@ class Daemon:
             return answer
 
     def state(self) -> str:
-        """Its state; `silent` while it does not listen."""
         try:
             return str(self.status()["state"])
         except OSError:
             return "silent"
 
     def wait_in_sync(self, seconds: float = SOON_SECONDS) -> float:
-        """Return the seconds until the state is `in-sync`; raises AssertionError with the log."""
         try:
             return until(lambda: self.state() == "in-sync", "in-sync", seconds)
         except AssertionError as error:
@@ -264,12 +249,10 @@ class Daemon:
 
 
 def log_end() -> str:
-    """The last lines of vipd's log."""
     return " | ".join(LOG.read_text().splitlines()[-6:])
 
 
 def vipctl(*arguments: str, check: bool = True) -> str:
-    """Output of vipctl."""
     return run(sys.executable, "-m", "vipd.cli.main", *arguments, check=check)
 
 
@@ -296,7 +279,6 @@ def findings() -> dict[str, list[str]]:
 
 
 def declare(sctp: bool) -> None:
-    """Write the declaration."""
     lines = ["apiVersion: vipd/v1", "services:"]
     stream, both = f"{STREAM}/tcp", f"{STREAM}/tcp, {DATAGRAM}/udp"
     services = [("web", WEB, both, ""), ("many", MANY, stream, "")]
@@ -360,7 +342,6 @@ def check_drift(kind: str, *command: str) -> None:
 
 
 def number_of(name: str) -> int:
-    """A number of connection tracking."""
     return int((PROC / f"net/netfilter/nf_conntrack_{name}").read_text())
 
 
@@ -416,7 +397,6 @@ def check_ipvs(daemon: Daemon) -> None:
 
 
 def the_set() -> None:
-    """All of it, in order: later parts need the daemon of earlier ones."""
     say("info", "kernel", f"{os.uname().release} {os.uname().version}")
     daemon = Daemon()
     LOG.touch()

@@ -38,12 +38,10 @@ RESENT_AT = 100
 """tcpi_total_retrans in the kernel's include/uapi/linux/tcp.h: segments that were sent again."""
 _FIRST_PORT = 10_000 + os.getpid() % 20_000
 FRESH_PORTS = itertools.cycle((*range(_FIRST_PORT, 30_000), *range(10_000, _FIRST_PORT)))
-"""Beginning elsewhere in each process."""
 Outcome = dict[str, str]
 
 
 def failure(error: OSError) -> Outcome:
-    """The outcome that an error means."""
     if isinstance(error, ConnectionRefusedError):
         return {"failure": "refused"}
     if isinstance(error, TimeoutError):
@@ -83,7 +81,6 @@ def bind_fresh(made: socket.socket, source: str) -> None:
 
 
 async def exchange(arguments: argparse.Namespace) -> Outcome:
-    """One connection or datagram, and its outcome."""
     try:
         with opened(arguments, once=True) as flow:
             outcome = await _exchange(flow, arguments)
@@ -158,7 +155,6 @@ def bursts() -> None:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What the command line may say."""
     made = argparse.ArgumentParser(description="Make flows to one address and print their outcomes.")
     made.add_argument("work", choices=("burst", "flow"))
     made.add_argument("--to", required=True, metavar="ADDRESS")
@@ -174,7 +170,6 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Read the arguments, do the work and print its outcome."""
     if sys.argv[1:] == ["bursts"]:
         bursts()
         return

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import io
 import json
 import os
 import signal
@@ -11,8 +12,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -21,11 +22,18 @@ from urllib.parse import quote
 import yaml
 
 from tests.lab.flow import Process, finish
+from tests.lab.inside import vipctl
 from tests.lab.node import Node
 from tests.lab.waiting import SOON_SECONDS, wait_until
 
 START_SECONDS = 90.0
 STOP_SECONDS = 60.0
+LOCAL_VERBS = {
+    *("check", "render", "explain", "cleanup", "doctor", "register", "rules", "trace", "bench"),
+    *("edit", "top"),
+}
+"""They look at the host, or at the terminal. The others ask the daemon, from this process in a tenth of the
+time."""
 
 
 class UnixConnection(http.client.HTTPConnection):
@@ -36,7 +44,6 @@ class UnixConnection(http.client.HTTPConnection):
         self._path = path
 
     def connect(self) -> None:
-        """Connect to the socket's path instead of a port."""
         self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self.sock.settimeout(self.timeout)
         self.sock.connect(str(self._path))
@@ -46,7 +53,6 @@ class Daemon:
     """`python -m vipd` in a namespace. A context manager: ready on entry; ended, rules left, on exit."""
 
     module = "vipd"
-    """The module that `start` runs."""
 
     def __init__(self, host: Node, declaration: str = "", **settings: object) -> None:
         self.host = host
@@ -71,7 +77,6 @@ class Daemon:
 
     @property
     def log(self) -> str:
-        """The daemon's log so far."""
         path = self.directory / "log"
         return path.read_text() if path.exists() else ""
 
@@ -112,34 +117,30 @@ class Daemon:
         self._end(number)
 
     def wait_for_end(self) -> int:
-        """Its exit code, once it has ended by itself."""
         return self._end(None)
 
     def wait_in_sync(self, timeout: float = START_SECONDS) -> None:
         """Return once status is `in-sync`; raises AssertionError after `timeout` seconds."""
-        end = time.monotonic() + timeout
         state = "silent"
-        while time.monotonic() < end:
+
+        def in_sync() -> bool:
+            nonlocal state
             assert self._process is None or self._process.poll() is None, f"vipd ended; its log:\n{self.log}"
             try:
                 state = self.status()["state"]
             except OSError:
                 state = "silent"
-            if state == "in-sync":
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"vipd is {state} after {timeout} s; its log:\n{self.log}")
+            return state == "in-sync"
+
+        wait_until(in_sync, lambda: f"vipd is {state}; its log:\n{self.log}", timeout)
 
     def status(self) -> dict[str, Any]:
-        """The daemon's status; raises OSError while it does not listen."""
         return self.get("status")
 
     def get(self, what: str) -> dict[str, Any]:
-        """The API's answer to GET /v1/`what`."""
         return self.ask("GET", what)[1]
 
     def ask(self, method: str, what: str, body: object = None) -> tuple[int, dict[str, Any]]:
-        """The status and the JSON of the API's answer."""
         connection = UnixConnection(self.socket)
         try:
             connection.request(method, f"/v1/{what}", None if body is None else json.dumps(body))
@@ -149,7 +150,6 @@ class Daemon:
             connection.close()
 
     def memory(self) -> list[str]:
-        """The lines of its /proc/PID/status."""
         return Path(f"/proc/{self.status()['pid']}/status").read_text().splitlines()
 
     def endpoints(self, target: str) -> list[str]:
@@ -173,9 +173,21 @@ class Daemon:
         wait_until(equal, lambda: f"{last!r} is not {expected!r}; the log:\n{self.log}", timeout)
 
     def vipctl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run vipctl in the daemon's namespace. With `check`, a failure raises AssertionError."""
+        """Run vipctl, in the daemon's namespace where that matters. With `check`, a failure raises
+        AssertionError."""
+        if LOCAL_VERBS.isdisjoint(arguments) and threading.current_thread() is threading.main_thread():
+            return self._vipctl_here(arguments, check)
         command = (sys.executable, "-m", "vipd.cli.main", "--socket", str(self.socket))
         return self.host.run(*command, *arguments, check=check)
+
+    def _vipctl_here(self, arguments: Sequence[str], check: bool) -> subprocess.CompletedProcess[str]:
+        output, errors = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(output), contextlib.redirect_stderr(errors):
+            code = vipctl(["--socket", str(self.socket), *arguments])
+        done = subprocess.CompletedProcess(arguments, code, output.getvalue(), errors.getvalue())
+        said = done.stderr or done.stdout
+        assert not check or code == 0, f"vipctl {' '.join(arguments)}: exit {code}: {said}"
+        return done
 
     def cleanup(self, *options: str, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run `vipctl cleanup`. It asks no daemon, so it needs the directory of the record."""

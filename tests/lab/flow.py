@@ -7,7 +7,6 @@ import json
 import select
 import subprocess
 import sys
-from types import TracebackType
 
 from tests.lab.traffic import Answer
 
@@ -50,14 +49,11 @@ class Flow:
     def __enter__(self) -> Flow:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         finish(self._process)
 
 
 def client_argv(work: str, *options: str) -> list[str]:
-    """The command line of the client program."""
     return [sys.executable, "-m", "tests.lab.client", work, *options]
 
 

@@ -35,7 +35,6 @@ import vipd
 
 ROOT = Path(__file__).parents[2]
 WANTED = os.environ.get("VIPD_FORK_SERVER") != "no"
-"""Whether programs are started this way."""
 PROGRAMS = {
     # Besides all of vipd what it imports when it needs it, at each start: a fifth of a second.
     "vipd": ("pyroute2", "anyio.to_thread", "anyio.abc", "anyio._backends._asyncio"),
@@ -44,7 +43,6 @@ PROGRAMS = {
 """What each server imports. A fork takes the longer the more its process has imported: `lab` is for programs
 of the tests that import nothing of vipd."""
 WITHOUT_VIPD = ("tests.lab.", "tests.observe.explain.")
-"""How their names begin."""
 MAX_REQUEST_BYTES = 200_000
 ROOM_FOR_ARGUMENTS = " " * 4000
 """The server's last argument: a forked vipd writes its own command line over it, for ps and /proc."""
@@ -68,7 +66,6 @@ class ForkedProcess(subprocess.Popen[str]):
         (self.pid,) = _NUMBER.unpack(self._status.read(_NUMBER.size))
 
     def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self.wait(0)
         return self.returncode

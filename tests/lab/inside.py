@@ -28,6 +28,7 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from unittest import mock
 
+from tests.lab.namespace_programs import run_in_namespace
 from tests.lab.simulated_etcd import SimulatedEtcd
 from tests.lab.simulated_time import simulate
 from vipd.cli.main import run
@@ -142,7 +143,6 @@ class Verdict(NamedTuple):
     weight: str
     """That the backend says: `7`, `50%`; empty: none that is valid."""
     seconds: float
-    """How long the answer took."""
     longest_turn: float = 0.0
     """Seconds of processor time in which the rest of vipd had no turn, if that was watched."""
 
@@ -213,8 +213,6 @@ def _declared(declaration: problems.Declaration) -> Declared:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer of the API."""
-
     status: int
     body: dict[str, Any]
 
@@ -225,8 +223,6 @@ class Answer:
 
 
 class Output(NamedTuple):
-    """What a run of vipctl came to."""
-
     code: int
     stdout: str
     stderr: str
@@ -237,7 +233,6 @@ class Kernel:
     """What the dataplane of `running` writes to, in place of rules. A test may make it fail."""
 
     rules: dict[ForwardingKey, Forwarding] = field(default_factory=dict)
-    """What is written now."""
     writes: list[dict[ForwardingKey, Forwarding | None]] = field(default_factory=list)
     """The changes of each write, in order; None: removed."""
     failures: list[tuple[str, str]] = field(default_factory=list)
@@ -248,14 +243,10 @@ class Kernel:
     """Why its rules cannot be read; empty: they can."""
     new_flows: dict[tuple[str, str], int] = field(default_factory=dict)
     """New flows that the next reading of counters finds, by service and backend `address:port`."""
-    refused_flows: dict[str, int] = field(default_factory=dict)
-    """Flows that limits refuse, by service, likewise."""
     live_flows: dict[tuple[str, str], int] = field(default_factory=dict)
     """Flows that have not ended, by service and backend `address:port`."""
     flow_readings: int = 0
-    """How often these were read."""
     reading_seconds: float = 0.0
-    """How long that took each time."""
     warnings: tuple[str, ...] = ()
     gate: asyncio.Event = field(default_factory=asyncio.Event)
     """While it is not set, a write waits; it is set at the beginning."""
@@ -278,7 +269,6 @@ class Kernel:
         }
 
     def names(self) -> set[str]:
-        """The services that are written."""
         return {key.service for key in self.rules}
 
 
@@ -302,7 +292,6 @@ class Vipd:
         """What this host has besides its addresses: `gateways` and `neighbours`, each with its device,
         `sockets` (protocol, address, port, owner, protected), and so on."""
         self.announced: frozenset[str] = frozenset()
-        """The addresses that routes announce."""
         self.asked = list[str]()
         """The backends that checks have asked, in order."""
         self.journal: list[logging.LogRecord] = []
@@ -339,7 +328,6 @@ class Vipd:
         return answer
 
     async def add(self, spec: object) -> Answer:
-        """Add a service."""
         return await self.ask("POST", "/v1/services", {"service": spec})
 
     async def reload(self) -> Answer:
@@ -364,13 +352,11 @@ class Vipd:
         return Output(code, stdout.getvalue(), stderr.getvalue())
 
     async def until(self, condition: Callable[[], object]) -> None:
-        """Return once a condition holds."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition():  # noqa: ASYNC110 (it has no event)
                 await asyncio.sleep(0.01)
 
     async def until_status(self, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
-        """The first status of which a condition holds."""
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition(status := await self.status()):  # noqa: ASYNC110
                 await asyncio.sleep(0.01)
@@ -910,22 +896,6 @@ class NotWrittenError(Exception):
     """vipd could not read or write the kernel's rules; its text is what the log and status say."""
 
 
-async def run_inside(
-    namespace: str,
-    argv: Sequence[str],
-    stdin: str,
-    started: Callable[[int], AbstractContextManager[object]] = nullcontext,
-) -> ProgramResult:
-    """Run a program in a network namespace. FileNotFoundError when there is none. `ip netns exec` becomes
-    that program, so that its pid is the one of which `started` is told."""
-    from vipd.host.process import run as run_program
-
-    finished = await run_program(["ip", "netns", "exec", namespace, *argv], stdin, started)
-    if finished.exit_code == 255 and "No such file" in finished.stderr:
-        raise FileNotFoundError(argv[0])
-    return finished
-
-
 class Heard(NamedTuple):
     """One report of changes that other programs made to vipd's rules."""
 
@@ -1063,7 +1033,6 @@ class Synced:
         self._dataplane.retry_quarantined(services)
 
     def warnings(self) -> tuple[str, ...]:
-        """What this host lacks, and what that means."""
         return self._dataplane.warnings()
 
     def versions(self) -> dict[str, str]:
@@ -1071,7 +1040,6 @@ class Synced:
         return self._dataplane.versions()
 
     def host_changed(self, *own: str) -> None:
-        """This host has other addresses."""
         self.own = frozenset(own)
         asyncio.run(self._dataplane.host_changed(self.own))
 
@@ -1178,7 +1146,7 @@ class Synced:
     async def _run_program(self, argv: Sequence[str], stdin: str) -> ProgramResult:
         if not isinstance(self._where, str):
             return await self._where(argv, stdin)
-        return await run_inside(self._where, argv, stdin, self._own_processes.running)
+        return await run_in_namespace(self._where, argv, stdin, self._own_processes.running)
 
     def _inside(self, opening: Callable[[], Any]) -> Any:
         if not isinstance(self._where, str):
@@ -1209,7 +1177,6 @@ class _Noting(socket.socket):
         self._refusals = refusals
 
     def recvmsg(self, *arguments: Any) -> Any:
-        """Receive, and note."""
         received = super().recvmsg(*arguments)
         kind, error = struct.unpack_from("=4xH10xi", received[0])
         if kind == 2 and error:
@@ -1316,7 +1283,6 @@ class Finding(NamedTuple):
     cause: str
     hint: str
     mend: tuple[str, ...]
-    """Commands for a root shell."""
 
 
 def judged(facts: Mapping[str, Any]) -> tuple[Finding, ...]:

@@ -49,7 +49,6 @@ class NameServer:
         self._process = self._node.start("dnsmasq", "--keep-in-foreground", f"--conf-file={self._config}")
 
     def addresses(self, name: str, addresses: Iterable[str]) -> None:
-        """Answer with these addresses of one name."""
         self.serve(*(f"host-record={name},{address}" for address in addresses))
 
     def stall(self) -> None:
@@ -58,7 +57,6 @@ class NameServer:
         self._process.send_signal(signal.SIGSTOP)
 
     def resume(self) -> None:
-        """Answer again."""
         assert self._process
         self._process.send_signal(signal.SIGCONT)
 

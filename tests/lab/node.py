@@ -40,14 +40,11 @@ class Node:
     ipv4: str
     ipv6: str
     started: list[Process] = field(default_factory=list)
-    """Every process started here; the lab ends them."""
     environment: Mapping[str, str] = field(default_factory=dict)
     """What every command here gets in its environment, besides this process's own."""
     _idle: list[Process] = field(default_factory=list, init=False, repr=False)
-    """Clients that wait for their next burst."""
 
     def address(self, family: int) -> str:
-        """Its IPv4 (4) or IPv6 (6) address."""
         return self.ipv4 if family == 4 else self.ipv6
 
     def with_environment(self, **environment: str) -> Node:
@@ -139,7 +136,6 @@ class Node:
         return ["ip", "netns", "exec", self.namespace, *(["env", *pairs] if pairs else []), *argv]
 
     def sysctl(self, name: str, value: int | None = None) -> str:
-        """The value of a sysctl of this namespace, after setting it when one is given."""
         if value is not None:
             self.run("sysctl", "-qw", f"{name}={value}")
         return self.run("sysctl", "-n", name).stdout.strip()

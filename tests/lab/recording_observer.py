@@ -15,9 +15,7 @@ class RecordingObserver(Observer):
         self.verdicts: list[frozenset[CheckTarget]] = []
 
     def overrides_changed(self, targets: frozenset[OverrideTarget]) -> None:
-        """Keep the event."""
         self.overrides.append(targets)
 
     def health_changed(self, targets: frozenset[CheckTarget]) -> None:
-        """Keep the event."""
         self.verdicts.append(targets)

@@ -36,41 +36,32 @@ def bound(family: int, address: str, port: int, kind: int, protocol: int) -> soc
 
 
 class Lines(asyncio.Protocol):
-    """Answers each line of a kept-open connection."""
-
     def __init__(self, name: str) -> None:
         self._name = name
         self._held = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember whom to answer and what to say."""
         self._transport = cast("asyncio.Transport", transport)
         self._answer = f"{self._name} {socket_text(self._transport.get_extra_info('peername'))}\n".encode()
 
     def data_received(self, data: bytes) -> None:
-        """One answer for each full line."""
         *lines, self._held = (self._held + data).split(b"\n")
         self._transport.write(self._answer * len(lines))
 
 
 class Datagrams(asyncio.DatagramProtocol):
-    """Answers each datagram."""
-
     def __init__(self, name: str) -> None:
         self._name = name
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember through which socket to answer."""
         # Some Python releases hand over a datagram transport that is no asyncio.DatagramTransport.
         self._transport = cast("asyncio.DatagramTransport", transport)
 
     def datagram_received(self, data: bytes, addr: Any) -> None:
-        """One answer for one datagram."""
         self._transport.sendto(f"{self._name} {socket_text(addr)}\n".encode(), addr)
 
 
 async def serve(arguments: argparse.Namespace) -> None:
-    """Bind everything, say READY, and serve until standard input closes."""
     loop = asyncio.get_running_loop()
     for family, address in EVERYWHERE:
         for port in arguments.tcp:
@@ -87,7 +78,6 @@ async def serve(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    """Read the arguments and serve."""
     parser = argparse.ArgumentParser(description="Answer lines and datagrams with a name and the peer seen.")
     parser.add_argument("--name", required=True)
     for protocol in ("tcp", "udp", "sctp"):

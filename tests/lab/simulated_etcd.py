@@ -43,7 +43,6 @@ class SimulatedEtcd:
         """It holds nothing."""
 
     def put(self, key: str, value: str, lease: str = "") -> None:
-        """Write a key, as somebody else does."""
         name = key.encode()
         self.revision += 1
         before = self.kvs.get(name, {})
@@ -57,7 +56,6 @@ class SimulatedEtcd:
         self._send_event(name, {"kv": self.kvs[name]})
 
     def delete(self, key: str) -> None:
-        """Delete a key, as somebody else does."""
         self._delete(key.encode())
 
     def _header(self) -> Json:
@@ -164,12 +162,10 @@ class Body:
         self._ended, self._more = ended, asyncio.Event()
 
     def give(self, line: Json) -> None:
-        """One line more."""
         self._pieces.append(json.dumps(line).encode() + b"\n")
         self._more.set()
 
     async def readany(self) -> bytes:
-        """What has come; empty at the end."""
         while not self._pieces and not self._ended:
             self._more.clear()
             await self._more.wait()

@@ -25,7 +25,6 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
         super().__init__(_Leaping(self))
 
     def time(self) -> float:
-        """Simulated seconds so far."""
         return self.now
 
     def run_in_executor(self, executor: Any, func: Any, *args: Any) -> Any:  # type: ignore[override]

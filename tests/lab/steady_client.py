@@ -19,7 +19,7 @@ from typing import Any
 from tests.lab.flow import finish, read_line
 from tests.lab.node import Node
 
-PAUSE_SECONDS = 0.004
+PAUSE_SECONDS = 0.006
 TIMEOUT_SECONDS = 10.0
 
 
@@ -56,7 +56,6 @@ def connect_once(address: str, port: int, timeout: float = TIMEOUT_SECONDS) -> s
 
 
 def main() -> None:
-    """Connect until standard input closes."""
     address, port = sys.argv[1], int(sys.argv[2])
     answered = 0
     failed: dict[str, list[str]] = {}

@@ -14,7 +14,6 @@ import os
 import subprocess
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from types import TracebackType
 
 from tests.lab.flow import COMMAND_SECONDS
 from tests.lab.namespace_names import new_prefix
@@ -25,7 +24,6 @@ CLIENT_SOURCES = ("10.10.0.2", "10.10.0.3", "10.10.0.4", "10.10.0.5")
 """IPv4 addresses of the client; the first is the one used unless asked otherwise."""
 CLIENT_SOURCES_IPV6 = ("fd00:10::2", "fd00:10::3", "fd00:10::4", "fd00:10::5")
 CLUSTER_CIDRS = ("10.244.0.0/24", "fd00:244::/64")
-"""The backends' networks."""
 HOST_TOWARDS_BACKENDS = {4: "10.244.0.1", 6: "fd00:244::1"}
 """What a backend sees as the source of a masqueraded flow."""
 UPLINK = {4: "192.0.2.2", 6: "fd00:99::2"}
@@ -89,7 +87,6 @@ class Lab:
 
     @property
     def nodes(self) -> tuple[Node, ...]:
-        """Every namespace of the lab."""
         return (self.client, self.host, *self.backends)
 
     def serve_everywhere(self, *ports: int) -> None:
@@ -113,9 +110,7 @@ class Lab:
             raise
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.delete()
 
     def delete(self) -> None:
@@ -194,7 +189,6 @@ def links_up(namespace: str, devices: Iterable[str]) -> set[str]:
 
 
 def add_addresses(namespace: str, device: str, *addresses: str) -> None:
-    """Give a device its addresses, usable at once, and bring it up."""
     ip_batch(address_commands(device, *addresses), namespace)
 
 
@@ -214,7 +208,6 @@ def delete_nodes(*nodes: Node) -> None:
 
 
 def ip(*argv: str) -> None:
-    """Run `ip`; raises RuntimeError with its error message when it fails."""
     _ip(argv)
 
 

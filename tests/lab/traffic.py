@@ -25,8 +25,6 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcomes of one burst."""
-
     answers: tuple[Answer, ...]
     failures: Counter[str]
     """Flows without an answer, by `refused`, `timeout`, `closed` or an errno's name."""
@@ -35,14 +33,12 @@ class Result:
 
     @classmethod
     def of(cls, outcomes: list[dict[str, str]]) -> Result:
-        """From the client's outcomes."""
         answers = tuple(Answer.parse(o["answer"]) for o in outcomes if "answer" in o)
         failures = Counter(o["failure"] for o in outcomes if "failure" in o)
         return cls(answers, failures, sum(int(o.get("resent", 0)) for o in outcomes))
 
     @property
     def backends(self) -> Counter[str]:
-        """How many answers each backend gave."""
         return Counter(answer.backend for answer in self.answers)
 
     @property

@@ -17,9 +17,10 @@ def wait_until(
     Raises AssertionError with `what` after `timeout` seconds. A callable `what` is called only then, to show
     the last state.
     """
-    start = time.monotonic()
+    start, pause = time.monotonic(), 0.02
     while not condition():
         if time.monotonic() - start >= timeout:
             raise AssertionError(f"not within {timeout:g} s: {what() if callable(what) else what}")
-        time.sleep(0.02)
+        time.sleep(pause)
+        pause = min(1.25 * pause, 0.1)  # to ask all the time costs more than what is waited for
     return time.monotonic() - start

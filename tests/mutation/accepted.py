@@ -11,6 +11,5 @@ ACCEPTED = Path(__file__).with_name("accepted.toml")
 
 
 def read_accepted() -> dict[Mutant, str]:
-    """Each accepted survivor, and why."""
     tables = tomllib.loads(ACCEPTED.read_text())
     return {Mutant(path, name): reason for path, names in tables.items() for name, reason in names.items()}

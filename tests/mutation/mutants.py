@@ -89,7 +89,6 @@ class _Slot:
 
 
 def mutants_of(path: str, source: str) -> list[Mutant]:
-    """Every mutant of a module."""
     return [Mutant(path, name) for name, _, _, _ in _named(ast.parse(source))]
 
 
@@ -277,7 +276,6 @@ def _header(statement: ast.stmt) -> str:
 
 
 def _common(one: str, other: str) -> int:
-    """How many characters both begin with."""
     return next(
         (at for at, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other))
     )

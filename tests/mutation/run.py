@@ -47,7 +47,6 @@ class Outcome(StrEnum):
 
     CAUGHT = "caught"
     TIMED_OUT = "timed out"
-    """Counts as caught: no run of the tests would end."""
     SURVIVED = "survived"
     BROKEN = "tests could not run"
 
@@ -59,17 +58,13 @@ class Job:
     target: Target
     mutant: Mutant | Seam | None
     limit: float
-    """Seconds."""
     outcome: Outcome = Outcome.BROKEN
     seconds: float = 0.0
     output: str = ""
-    """The last lines of pytest."""
 
 
 @dataclass
 class _Copy:
-    """A copy of the tree, and the process that uses it."""
-
     path: Path
     job: Job | None = None
     process: multiprocessing.process.BaseProcess | None = None
@@ -94,7 +89,6 @@ class _Copy:
         self.process.start()
 
     def stop(self) -> None:
-        """End the process and what it started."""
         if self.process and self.process.pid:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.process.pid, signal.SIGKILL)
@@ -102,7 +96,6 @@ class _Copy:
             self.process.join()
 
     def finish(self, late: bool) -> Job:
-        """Stop, take back the mutant, and return what came of it."""
         assert self.job
         assert self.process
         job = self.job

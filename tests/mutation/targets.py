@@ -16,14 +16,11 @@ class Target:
     modules: tuple[str, ...]
     """Files and folders, from the root of the project."""
     tests: tuple[str, ...]
-    """Arguments for pytest, the most likely to fail first."""
     one_in: int
     """One of so many mutants is in a sample."""
     marks: str = "not root and not slow"
-    """Which of these tests run."""
 
     def files(self) -> list[str]:
-        """The modules' paths from the root of the project."""
         found = [
             file
             for module in self.modules

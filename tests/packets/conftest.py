@@ -30,14 +30,12 @@ def lab(dataplane: str) -> Iterator[Lab]:
 
 @pytest.fixture(scope="module")
 def daemon(lab: Lab, dataplane: str) -> Iterator[Daemon]:
-    """A daemon with default settings in the lab's host."""
     with Daemon(lab.host, dataplane=dataplane) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def services(daemon: Daemon) -> Services:
-    """Fresh VIPs of that daemon."""
     return Services(daemon)
 
 

@@ -8,14 +8,13 @@ and a test that wants silence cannot take a packet that got lost for it.
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import yaml
 
-from tests.lab.daemon import Daemon, UnixConnection
+from tests.lab.daemon import Daemon
 from tests.lab.node import Node
 from tests.lab.topology import UPLINK, Lab, Wiring
 from tests.packets.services import SERVED_PORT, backend_text
@@ -100,25 +99,13 @@ class Declared:
         """Declare the service `NAME-v4` or `NAME-v6`, or declare it anew; returns once the kernel has it."""
         whole = {"name": f"{name}-v{family}", "backends": list(backends), **spec}
         self._daemon.write(yaml.safe_dump([whole]), f"{name}-v{family}.yaml")
-        self._reload()
+        self._daemon.reload()
 
     def drop(self, name: str, family: int) -> None:
         """Remove the service's file; returns once the kernel has it no more."""
         (self._daemon.services_dir / f"{name}-v{family}.yaml").unlink()
-        self._reload()
-
-    def _reload(self) -> None:
-        connection = UnixConnection(self._daemon.socket)
-        try:
-            connection.request("POST", "/v1/reload")
-            answer = connection.getresponse()
-            said = answer.read().decode()
-        finally:
-            connection.close()
-        assert answer.status == 200, said
-        assert json.loads(said)["applied"], said
+        self._daemon.reload()
 
 
 def backend_texts(nodes: tuple[Node, ...], family: int) -> tuple[str, ...]:
-    """Backends as a declaration writes them."""
     return tuple(backend_text(node, family) for node in nodes)

@@ -33,7 +33,6 @@ class Lockstep:
 
 
 def answers(number: int, receiver: tuple[str, int], processor: int, lockstep: Lockstep) -> list[str]:
-    """Who answers one flow of each client."""
     os.sched_setaffinity(0, {processor})
     found = []
     for each in range(1, number + 1):
@@ -59,7 +58,6 @@ def answer(flow: socket.socket) -> str:
 
 
 def main() -> None:
-    """Both processes, and what came of it."""
     number, receiver = int(sys.argv[1]), (sys.argv[2], int(sys.argv[3]))
     first, second = sorted(os.sched_getaffinity(0))[:2]
     shared = mmap(-1, 16)

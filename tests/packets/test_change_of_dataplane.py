@@ -36,7 +36,6 @@ def new_flows(daemon: Daemon, vip: Frontend) -> int:
 
 @pytest.fixture
 def back(daemon: Daemon) -> Iterator[None]:
-    """Each story ends as it began."""
     yield
     daemon.vipctl("set-dataplane", "iptables")
 

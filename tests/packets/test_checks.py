@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections import Counter
@@ -16,6 +15,7 @@ from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.node import Node
 from tests.lab.topology import Lab
+from tests.lab.waiting import wait_until
 from tests.packets.services import ENOUGH, SERVED_PORT
 
 pytestmark = [pytest.mark.root, pytest.mark.nightly(each_time="nftables")]
@@ -38,12 +38,10 @@ class Unsteady:
         self.start()
 
     def start(self) -> None:
-        """Listen (again) and serve."""
         self._process = self.node.start(sys.executable, "-I", str(SERVER), self.name, self.address, str(PORT))
         assert read_line(self._process) == "ready"
 
     def obey(self, *order: str) -> None:
-        """Do from now on as ordered."""
         assert self._process is not None
         assert self._process.stdin is not None
         self._process.stdin.write(" ".join(order) + "\n")
@@ -51,7 +49,6 @@ class Unsteady:
         assert read_line(self._process) == "done"
 
     def die(self) -> None:
-        """End, so that connections are refused."""
         if self._process is not None:
             self._process.kill()
             finish(self._process)
@@ -68,7 +65,6 @@ def servers(lab: Lab) -> Iterator[list[Unsteady]]:
 
 @pytest.fixture
 def steady(servers: list[Unsteady]) -> Iterator[list[Unsteady]]:
-    """All servers as they should be, before and after."""
     yield servers
     for server in servers:
         server.die()
@@ -87,15 +83,8 @@ def declared(daemon: Daemon, servers: list[Unsteady], rest: str, backends: str =
     daemon.declare("  []\n")
 
 
-def until(
-    condition: Callable[[], bool], seconds: float = 60.0, shown: Callable[[], object] = lambda: ""
-) -> float:
-    """Wait for it; how long that took. `shown`: what is printed if it does not come about."""
-    began = time.monotonic()
-    while not condition():
-        assert time.monotonic() - began < seconds, f"it did not come about: {shown()}"
-        time.sleep(0.02)
-    return time.monotonic() - began
+def until(condition: Callable[[], object], shown: Callable[[], object] = lambda: "") -> float:
+    return wait_until(condition, lambda: f"it did not come about: {shown()}")
 
 
 def ready(daemon: Daemon) -> int:
@@ -185,6 +174,7 @@ def test_fallbacks_when_all_are_unhealthy(lab: Lab, daemon: Daemon, steady: list
     with declared(daemon, steady[:2], f"{check}, fallback: {{backends: [{steady[2].address}]}}") as vip:
         # A fallback is asked as backends are: it serves as soon as it is fit to.
         until(lambda: "1 of the fallback unhealthy" in str(daemon.get("services/checked")))
+        daemon.wait_in_sync()
         lab.client.send(vip, 80, count=3).all_failed("refused")
         steady[2].obey("serve")
         until_answered_by(lab, vip, steady[2])
@@ -264,17 +254,6 @@ def test_a_dead_backend_leaves_over_ipv6(lab: Lab, daemon: Daemon) -> None:
     daemon.declare("  []\n")
 
 
-@pytest.mark.nightly(each_time="nftables")
-def test_a_restart_does_not_forget_who_is_dead(lab: Lab, daemon: Daemon, steady: list[Unsteady]) -> None:
-    with declared(daemon, steady, "check: {type: tcp, interval: 3s, timeout: 1s, fall: 3}") as vip:
-        steady[0].die()
-        until_ready(daemon, 2)
-        daemon.stop()
-        daemon.start()
-        assert ready(daemon) == 2
-        assert steady[0].name not in answered(lab, vip)
-
-
 def test_a_check_that_cannot_work_here_is_refused_with_its_line(daemon: Daemon) -> None:
     text = "  - name: other\n    address: 10.96.8.9\n    ports: 80\n    backends: [10.0.0.1]\n"
     daemon.write(text + "    check: {type: exec, command: [/nonexistent/check]}\n", "exec.yaml")
@@ -286,13 +265,3 @@ def test_a_check_that_cannot_work_here_is_refused_with_its_line(daemon: Daemon) 
     assert "not allowed here" in added.stderr
     (daemon.services_dir / "exec.yaml").unlink()
     daemon.reload()
-
-
-def test_the_state_of_checks_is_json_too(daemon: Daemon, steady: list[Unsteady]) -> None:
-    with declared(daemon, steady, f"check: {{type: tcp, {CHECK}}}"):
-
-        def healths() -> set[str]:
-            view = json.loads(daemon.vipctl("describe", "checked", "-o", "json").stdout)["service"]
-            return {e["health"] for f in view["forwardings"] for e in f["endpoints"]}
-
-        until(lambda: healths() == {"healthy"})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab, Wiring
 from tests.packets.services import SERVED_PORT, Services
+from vipd.model.service import Frontend
 
 pytestmark = pytest.mark.root
 
@@ -52,37 +53,52 @@ def state(lab: Lab) -> dict[str, list[str]]:
     return found | {"nft list tables": sorted(ruleset.splitlines())}
 
 
-def use(lab: Lab, daemon: Daemon) -> None:
-    """Have services of all kinds, with traffic."""
+def use(lab: Lab, daemon: Daemon) -> Frontend:
+    """Have services of all kinds, with traffic; one of them."""
     services = Services(daemon)
     for family in (4, 6):
         vip = services.add(lab.backends, "--affinity", "1m", family=family)
         lab.client.send(*vip, count=20).all_answered()
         services.add([], family=family, protocol="udp")
+    return vip
 
 
+@pytest.mark.parametrize("ending", [Daemon.stop, Daemon.kill])
 @pytest.mark.parametrize("foreign", ["nothing else", "foreign rules"])
-def test_everything_is_as_before(lab: Lab, dataplane: str, foreign: str) -> None:
+def test_everything_is_as_before_and_as_a_dry_run_foretells(
+    lab: Lab, dataplane: str, foreign: str, ending: Callable[[Daemon], None]
+) -> None:
     if foreign == "foreign rules":
         for tool in ("iptables-restore", "ip6tables-restore"):
             lab.host.run(tool, text=FOREIGN_RULES)
     before = state(lab)
     with Daemon(lab.host, dataplane=dataplane) as daemon:
-        use(lab, daemon)
-        assert state(lab) != before
-        daemon.stop()
-        daemon.cleanup()
+        vip = use(lab, daemon)
+        in_use = state(lab)
+        assert in_use != before
+        refused = daemon.cleanup(check=False)
+        assert refused.returncode == 1
+        assert "would put its rules back" in refused.stderr
+        assert state(lab) == in_use
+        ending(daemon)
+        foretold = daemon.cleanup("--dry-run").stdout
+        assert HELD[dataplane] in foretold
+        assert state(lab) == in_use
+        done = daemon.cleanup().stdout
         assert state(lab) == before
-
-
-@pytest.mark.nightly(each_time="nftables")
-def test_works_after_a_crash(lab: Lab, dataplane: str) -> None:
-    before = state(lab)
-    with Daemon(lab.host, dataplane=dataplane) as daemon:
-        use(lab, daemon)
-        daemon.kill()
-        daemon.cleanup()
+        assert daemon.cleanup().stdout == "there was nothing of vipd in the kernel\n"
         assert state(lab) == before
+        lab.client.send(*vip, timeout=0.5).all_failed("timeout")
+        daemon.start()
+        lab.client.send(*vip, count=20).all_answered()
+    said = [line.removeprefix("would ") for line in foretold.splitlines() if line.startswith("would ")]
+    output = [
+        re.sub("^(removed|removing) ", "remove ", line).replace("deleted", "delete")
+        for line in done.splitlines()
+    ]
+    assert said == [line for line in output if line.startswith(("remove ", "delete ", "set "))]
+    if foreign == "nothing else":
+        assert any(line.startswith(REMOVED[dataplane]) for line in said)
 
 
 def test_forwarding_that_was_on_stays_on(lab: Lab) -> None:
@@ -93,35 +109,6 @@ def test_forwarding_that_was_on_stays_on(lab: Lab) -> None:
         daemon.stop()
         daemon.cleanup()
     assert [lab.host.sysctl(name) for name in FORWARDING] == ["1", "1"]
-
-
-@pytest.mark.nightly(each_time="iptables")
-def test_twice_is_no_fault(lab: Lab, dataplane: str) -> None:
-    with Daemon(lab.host, dataplane=dataplane) as daemon:
-        use(lab, daemon)
-        daemon.stop()
-        daemon.cleanup()
-        before = state(lab)
-        assert daemon.cleanup().stdout == "there was nothing of vipd in the kernel\n"
-        assert state(lab) == before
-
-
-def test_dry_run_changes_nothing_and_foretells_everything(lab: Lab, dataplane: str) -> None:
-    with Daemon(lab.host, dataplane=dataplane) as daemon:
-        use(lab, daemon)
-        daemon.stop()
-        before = state(lab)
-        foretold = daemon.cleanup("--dry-run").stdout
-        assert HELD[dataplane] in foretold
-        assert state(lab) == before
-        done = daemon.cleanup().stdout
-    said = [line.removeprefix("would ") for line in foretold.splitlines() if line.startswith("would ")]
-    output = [
-        re.sub("^(removed|removing) ", "remove ", line).replace("deleted", "delete")
-        for line in done.splitlines()
-    ]
-    assert said == [line for line in output if line.startswith(("remove ", "delete ", "set "))]
-    assert any(line.startswith(REMOVED[dataplane]) for line in said)
 
 
 def test_with_the_last_service_the_rules_are_gone_and_cleanup_says_what_was_left(
@@ -137,23 +124,3 @@ def test_with_the_last_service_the_rules_are_gone_and_cleanup_says_what_was_left
         assert "removed the empty table ip nat" in output
     assert "set net.ipv4.ip_forward = 0" in output
     assert output.splitlines()[-1] == "nothing of vipd is left in the kernel"
-
-
-def test_refused_while_the_daemon_would_undo_it(lab: Lab) -> None:
-    with Daemon(lab.host) as daemon:
-        use(lab, daemon)
-        before = state(lab)
-        assert daemon.cleanup(check=False).returncode == 1
-        assert state(lab) == before
-
-
-@pytest.mark.nightly(each_time="iptables")
-def test_a_new_start_after_cleanup_serves_again(lab: Lab, dataplane: str) -> None:
-    with Daemon(lab.host, dataplane=dataplane) as daemon:
-        services = Services(daemon)
-        vip = services.add(lab.backends)
-        daemon.stop()
-        daemon.cleanup()
-        lab.client.send(*vip, timeout=0.5).all_failed("timeout")
-        daemon.start()
-        lab.client.send(*vip, count=20).all_answered()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import time
 
@@ -30,13 +29,6 @@ def place(vip: Frontend, backend: Node, family: int = 4) -> str:
 
 def serving(lab: Lab, vip: Frontend) -> set[str]:
     return set(lab.client.send(*vip, count=ENOUGH).all_answered().backends)
-
-
-def lose_what_a_reboot_loses(daemon: Daemon) -> None:
-    """Delete the rules, vipd's device and its socket; the state directory stays."""
-    for command in ("nft flush ruleset", "conntrack -F", "ip link delete vipd0"):
-        daemon.host.run(*command.split(), check=False)
-    daemon.socket.unlink(missing_ok=True)
 
 
 @pytest.mark.parametrize("family", [4, 6])
@@ -92,7 +84,7 @@ def test_an_address_is_drained_in_every_service_under_load_without_a_failure(
             daemon.vipctl("resume", "--address", leaving.address(4))
             assert leaving.name in serving(lab, first)
     assert outcome["failed"] == {}
-    assert int(str(outcome["answered"])) > 100
+    assert int(str(outcome["answered"])) > 40
 
 
 @pytest.mark.parametrize("family", [4, 6])
@@ -114,7 +106,6 @@ def test_a_disabled_backend_loses_its_udp_flows(
 
 
 def answerer(flow: Flow) -> str:
-    """The backend that answers the next datagram, or why none does."""
     outcome = flow.try_ask(2)
     return outcome.backend if isinstance(outcome, Answer) else outcome
 
@@ -140,56 +131,13 @@ def test_pins_hold_for_their_time_only(lab: Lab, daemon: Daemon, services: Servi
     assert pinned not in lab.client.send(*vip, count=20).all_answered().backends
 
 
-@pytest.mark.nightly(each_time="iptables")
-def test_overrides_outlive_a_reboot_and_expire(lab: Lab, daemon: Daemon, services: Services) -> None:
-    for seconds in (4 * life for life in LIVES):
-        vip = services.add(lab.backends)
-        daemon.vipctl("drain", place(vip, lab.backends[0]), "--for", "1h")
-        ordered = time.monotonic()
-        daemon.vipctl("disable", place(vip, lab.backends[1]), "--for", f"{seconds}s")
-        daemon.kill()
-        lose_what_a_reboot_loses(daemon)
-        daemon.start()
-        listed = [line for line in daemon.vipctl("overrides").stdout.splitlines() if str(vip) in line]
-        described = daemon.vipctl("list", str(vip)).stdout
-        served = serving(lab, vip)
-        in_time = time.monotonic() - ordered < seconds
-        assert any("draining" in line for line in listed)
-        if in_time:
-            break
-    assert in_time, "the machine is too slow to tell"
-    assert any("disabled" in line for line in listed)
-    assert "1 draining, 1 disabled, 1 unchecked" in described
-    assert served == {lab.backends[2].name}
-    deadline = time.monotonic() + seconds + 60
-    while len(serving(lab, vip)) < 2 and time.monotonic() < deadline:
-        time.sleep(0.2)
-    assert serving(lab, vip) == {lab.backends[1].name, lab.backends[2].name}
-    assert place(vip, lab.backends[1]) not in daemon.vipctl("overrides").stdout
-
-
-def test_the_weight_of_a_files_backend_is_an_order(lab: Lab, daemon: Daemon) -> None:
+def test_the_weight_of_a_files_backend_is_an_order_for_each_of_its_ports(lab: Lab, daemon: Daemon) -> None:
     backends = ", ".join(node.address(4) for node in lab.backends[:2])
-    port = f"{{port: 80, target: {SERVED_PORT}}}"
-    daemon.declare(f"  - {{name: filed, address: 10.96.7.7, ports: [{port}], backends: [{backends}]}}\n")
+    ports = f"{{port: 80, target: {SERVED_PORT}, name: a}}, {{port: 81, target: {SERVED_PORT}, name: b}}"
+    daemon.declare(f"  - {{name: filed, address: 10.96.7.7, ports: [{ports}], backends: [{backends}]}}\n")
     daemon.vipctl("set", f"filed/{lab.backends[0].address(4)}", "--weight", "0")
-    vip = Frontend("10.96.7.7", 80, Protocol.TCP)
-    assert serving(lab, vip) == {lab.backends[1].name}
+    vips = [Frontend("10.96.7.7", port, Protocol.TCP) for port in (80, 81)]
+    assert [serving(lab, vip) for vip in vips] == [{lab.backends[1].name}] * 2
     daemon.vipctl("resume", "--all")
-    assert len(serving(lab, vip)) == 2
+    assert [len(serving(lab, vip)) for vip in vips] == [2, 2]
     daemon.declare("  []\n")
-
-
-def test_wrong_overrides_are_refused(lab: Lab, daemon: Daemon, services: Services) -> None:
-    vip = services.add(lab.backends)
-
-    def refused(*words: str) -> subprocess.CompletedProcess[str]:
-        return daemon.vipctl(*words, check=False)
-
-    assert refused("drain").returncode == 2
-    assert refused("drain", str(vip)).returncode == 2
-    assert refused("drain", f"{vip}/10.9.9.9").returncode == 3
-    assert refused("drain", "--address", "10.9.9.9").returncode == 3
-    assert refused("drain", place(vip, lab.backends[0]), "--timeout", "5s").returncode == 2
-    assert refused("drain", place(vip, lab.backends[0]), "--for", "soon").returncode == 2
-    assert "unchanged" in refused("resume", place(vip, lab.backends[0])).stdout

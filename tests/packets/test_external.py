@@ -16,7 +16,7 @@ from tests.packets.outside import (
     outside_address,
     outside_lab,
 )
-from tests.packets.services import ENOUGH, SERVED_PORT
+from tests.packets.services import ENOUGH_OF_TWO, SERVED_PORT
 
 pytestmark = pytest.mark.root
 
@@ -42,7 +42,7 @@ def test_reaches_the_backends_with_the_hosts_source(
     for policy in forward_policies(lab, family):
         for node in (lab.client, lab.host):
             for address in (outside, inside):
-                result = node.send(address, SERVED_PORT, protocol, count=ENOUGH).all_answered()
+                result = node.send(address, SERVED_PORT, protocol, count=ENOUGH_OF_TWO).all_answered()
                 assert set(result.backends) == BOTH
                 seen = f"{node.name} to {address}, FORWARD {policy}"
                 assert result.sources == {HOST_TOWARDS_BACKENDS[family]}, seen
@@ -56,9 +56,9 @@ def test_removed_it_is_its_owners_again(lab: Lab, declared: Declared, kind: str,
     spec = {"address": inside_address(family), "ports": [f"{SERVED_PORT}/tcp"]}
     assert set(lab.client.send(outside, SERVED_PORT).all_answered().backends) == rival
     declared.put("removed", backend_texts(lab.backends[:2], family), family, **spec, **{kind: outside})
-    assert set(lab.client.send(outside, SERVED_PORT, count=ENOUGH).all_answered().backends) == BOTH
+    assert set(lab.client.send(outside, SERVED_PORT, count=ENOUGH_OF_TWO).all_answered().backends) == BOTH
     declared.put("removed", backend_texts(lab.backends[:2], family), family, **spec)
-    assert set(lab.client.send(outside, SERVED_PORT, count=ENOUGH).all_answered().backends) == rival
+    assert set(lab.client.send(outside, SERVED_PORT, count=ENOUGH_OF_TWO).all_answered().backends) == rival
 
 
 @pytest.mark.parametrize("family", [4, 6])
@@ -85,39 +85,11 @@ def test_empty_service_refuses(lab: Lab, declared: Declared, kind: str, family: 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_without_an_inside_address(lab: Lab, declared: Declared, kind: str) -> None:
+def test_without_an_inside_address(lab: Lab, daemon: Daemon, declared: Declared, kind: str) -> None:
     outside = outside_address(4)
     spec = {"ports": [f"{SERVED_PORT}/tcp"], kind: outside}
     declared.put("only-outside", backend_texts(lab.backends[:2], 4), 4, **spec)
     for node in (lab.client, lab.host):
-        assert set(node.send(outside, SERVED_PORT, count=ENOUGH).all_answered().backends) == BOTH
-
-
-@pytest.mark.parametrize("verb", ["list", "describe"])
-def test_vipctl_shows_an_address_for_outside_when_there_is_no_other(
-    lab: Lab, daemon: Daemon, declared: Declared, verb: str
-) -> None:
-    outside = outside_address(4)
-    spec = {"ports": [f"{SERVED_PORT}/tcp"], "external_addresses": outside}
-    declared.put("shown-outside", backend_texts(lab.backends[:2], 4), 4, **spec)
-    assert outside in daemon.vipctl(verb, "shown-outside-v4").stdout
-
-
-def test_affinity_is_shared_by_all_addresses(lab: Lab, declared: Declared) -> None:
-    inside, outside, balanced = inside_address(4), outside_address(4), outside_address(4)
-    spec = {"address": inside, "external_addresses": outside, "load_balancer_addresses": balanced}
-    declared.put(
-        "pinned",
-        backend_texts(lab.backends[:2], 4),
-        4,
-        **spec,
-        ports=[f"{SERVED_PORT}/tcp"],
-        affinity={"by": "client-ip", "timeout": "10m"},
-    )
-    # The first flow alone: of some that begin at the same moment each may choose.
-    lab.client.send(outside, SERVED_PORT).all_answered()
-    found = [
-        lab.client.send(address, SERVED_PORT, count=10).all_answered().backends
-        for address in (outside, inside, balanced)
-    ]
-    assert len({name for backends in found for name in backends}) == 1
+        assert set(node.send(outside, SERVED_PORT, count=ENOUGH_OF_TWO).all_answered().backends) == BOTH
+    for verb in ("list", "describe"):
+        assert outside in daemon.vipctl(verb, "only-outside-v4").stdout

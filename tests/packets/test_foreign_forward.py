@@ -20,7 +20,7 @@ from tests.lab.steady_client import steady_client
 from tests.lab.topology import Lab, Wiring
 from tests.packets.services import SERVED_PORT, Services
 
-pytestmark = pytest.mark.root
+pytestmark = [pytest.mark.root, pytest.mark.usefixtures("clean")]
 
 FIREWALLS = Path(__file__).parent / "firewalls"
 RESTORES = {4: "iptables-nft-restore", 6: "ip6tables-nft-restore"}
@@ -90,15 +90,11 @@ SHAPES = (ufw, docker, docker_that_did_not_turn_forwarding_on, firewalld, own_ta
 
 def flush(host: Node) -> None:
     host.run("nft", "flush", "ruleset")
-    for tool in ("iptables-legacy", "ip6tables-legacy"):
-        host.run(tool, "-P", "FORWARD", "ACCEPT")
-        for table in ("filter", "nat"):
-            host.run(tool, "-t", table, "-F")
-            host.run(tool, "-t", table, "-X")
+    for tool in ("iptables-legacy-restore", "ip6tables-legacy-restore"):
+        host.run(tool, text="*filter\n:FORWARD ACCEPT\nCOMMIT\n*nat\nCOMMIT\n")
 
 
 def everything(host: Node) -> str:
-    """Every rule of every program, without counters."""
     texts = [host.run("nft", "-s", "list", "ruleset").stdout]
     for tool in ("iptables-legacy-save", "ip6tables-legacy-save"):
         texts.append(host.run(tool).stdout)
@@ -123,19 +119,18 @@ def lab() -> Iterator[Lab]:
 
 
 @pytest.fixture
-def clean(lab: Lab) -> Iterator[None]:
-    """No rules of anybody, before and after."""
-    flush(lab.host)
-    yield
+def clean(lab: Lab) -> None:
     flush(lab.host)
 
 
-def passes(lab: Lab, services: Services) -> None:
-    for family in (4, 6):
-        lab.client.send(*services.add(lab.backends, family=family), count=5, timeout=3).all_answered()
+def passes(lab: Lab, services: Services) -> list[str]:
+    """Flows of both families pass; the services for that."""
+    vips = [services.add(lab.backends, family=family) for family in (4, 6)]
+    for vip in vips:
+        lab.client.send(*vip, count=5, timeout=3).all_answered()
+    return list(map(str, vips))
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("shape", SHAPES)
 def test_switching_loses_no_connection(lab: Lab, shape: Callable[[Node], None]) -> None:
     shape(lab.host)
@@ -160,35 +155,26 @@ def test_switching_loses_no_connection(lab: Lab, shape: Callable[[Node], None]) 
         assert int(str(outcome["answered"])) > 20
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("shape", [*SHAPES, iptables_table_with_rules_of_nft])
-def test_a_daemon_that_starts_with_nftables_passes(lab: Lab, shape: Callable[[Node], None]) -> None:
+def test_with_nftables_from_the_start_flows_pass_until_the_last_service_goes(
+    lab: Lab, shape: Callable[[Node], None]
+) -> None:
     shape(lab.host)
     before = everything(lab.host)
     with Daemon(lab.host, dataplane="nftables") as daemon:
-        passes(lab, Services(daemon))
+        services = Services(daemon)
+        added = passes(lab, services)
         assert ours(lab.host) is (shape is not firewalld)  # that lets pass what was translated
+        daemon.vipctl("remove", *added)
+        record = daemon.state_dir / "host-changes.json"
+        daemon.wait_until(lambda: json.loads(record.read_text())["accepts"], [])
+        daemon.wait_until(lambda: everything(lab.host), before)
+        passes(lab, services)
         daemon.stop()
         daemon.cleanup()
         assert everything(lab.host) == before
-        daemon.start()
 
 
-@pytest.mark.usefixtures("clean")
-@pytest.mark.parametrize("shape", [ufw, own_table, legacy])
-def test_with_the_last_service_the_accept_goes(lab: Lab, shape: Callable[[Node], None]) -> None:
-    shape(lab.host)
-    before = everything(lab.host)
-    with Daemon(lab.host, dataplane="nftables") as daemon:
-        vip = Services(daemon).add(lab.backends)
-        assert ours(lab.host)
-        daemon.vipctl("remove", str(vip))
-        daemon.wait_until(lambda: everything(lab.host), before)
-        record = json.loads((daemon.state_dir / "host-changes.json").read_text())
-        assert record["accepts"] == []
-
-
-@pytest.mark.usefixtures("clean")
 def test_a_dry_cleanup_names_it_and_changes_nothing(lab: Lab) -> None:
     own_table(lab.host)
     with Daemon(lab.host, dataplane="nftables") as daemon:
@@ -199,7 +185,6 @@ def test_a_dry_cleanup_names_it_and_changes_nothing(lab: Lab) -> None:
         (daemon.state_dir / "host-changes.json").unlink()  # the record is no need
         assert "chain forward of table inet filter" in daemon.cleanup().stdout
         assert not ours(lab.host)
-        daemon.start()
 
 
 DEEDS = {
@@ -219,7 +204,6 @@ DEEDS = {
 }
 
 
-@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("kind_of_change", DEEDS)
 def test_what_others_do_is_repaired(lab: Lab, tmp_path: Path, kind_of_change: str) -> None:
     shape, script = DEEDS[kind_of_change]
@@ -246,17 +230,30 @@ def test_what_others_do_is_repaired(lab: Lab, tmp_path: Path, kind_of_change: st
             daemon.wait_until(rules, [f"-A FORWARD {rule}" for rule in order])
 
 
-@pytest.mark.usefixtures("clean")
-def test_what_cannot_be_done_is_refused_before_anything_changes(lab: Lab) -> None:
+@pytest.fixture
+def say(lab: Lab) -> Iterator[Callable[[str], None]]:
+    """Another process that owns a table, and does to it what it is told."""
     holder = lab.host.start("nft", "-i")
-    assert holder.stdin is not None
+
+    def tell(commands: str) -> None:
+        assert holder.stdin is not None
+        holder.stdin.write(commands)
+        holder.stdin.flush()
+
+    yield tell
+    finish(holder)
+
+
+HELD = """add table inet held { flags owner; }
+add chain inet held forward { type filter hook forward priority 5; policy drop; }
+"""
+
+
+def test_what_cannot_be_done_is_refused_before_anything_changes(lab: Lab, say: Callable[[str], None]) -> None:
     with Daemon(lab.host) as daemon:
         vip = Services(daemon).add(lab.backends)
-        own = "add table inet held { flags owner; }"
-        chain = "add chain inet held forward { type filter hook forward priority 5; policy drop; }"
         lab.host.run("iptables-nft", "-P", "FORWARD", "DROP")
-        holder.stdin.write(f"{own}\n{chain}\n")
-        holder.stdin.flush()
+        say(HELD)
         daemon.wait_until(lambda: "held" in lab.host.run("nft", "list", "tables").stdout, True)
         before = everything(lab.host)
         refused = daemon.vipctl("set-dataplane", "nftables", check=False)
@@ -265,33 +262,23 @@ def test_what_cannot_be_done_is_refused_before_anything_changes(lab: Lab) -> Non
         assert "another process owns this table" in refused.stderr
         assert daemon.status()["dataplane"]["name"] == "iptables"
         assert everything(lab.host) == before
-        holder.stdin.write("add rule inet held forward ct status dnat accept\n")
-        holder.stdin.flush()
+        say("add rule inet held forward ct status dnat accept\n")
         daemon.wait_until(lambda: daemon.vipctl("set-dataplane", "nftables", check=False).returncode, 0)
         lab.client.send(*vip, count=5).all_answered()
-    finish(holder)
 
 
-@pytest.mark.usefixtures("clean")
-def test_a_start_with_what_cannot_be_done_warns_in_the_first_step(lab: Lab) -> None:
-    holder = lab.host.start("nft", "-i")
-    assert holder.stdin is not None
-    chain = "add chain inet held forward { type filter hook forward priority 5; policy drop; }"
-    holder.stdin.write(f"add table inet held {{ flags owner; }}\n{chain}\n")
-    holder.stdin.flush()
-    daemon = Daemon(
-        lab.host,
-        "  - {name: web, address: 10.96.0.1, ports: [80], backends: [10.244.0.11]}\n",
-        dataplane="nftables",
-    )
+def test_a_start_with_what_cannot_be_done_warns_in_the_first_step(
+    lab: Lab, say: Callable[[str], None]
+) -> None:
+    say(HELD)
+    declared = "  - {name: web, address: 10.96.0.1, ports: [80], backends: [10.244.0.11]}\n"
+    daemon = Daemon(lab.host, declared, dataplane="nftables")
     daemon.wait_until(lambda: "forward" in lab.host.run("nft", "list", "chains").stdout, True)
     with daemon:
         (warning,) = [w for w in daemon.status()["warnings"] if "inet held" in w]
         assert "another process owns this table" in warning
-    finish(holder)
 
 
-@pytest.mark.usefixtures("clean")
 def test_without_leave_to_accept_nothing_is_written(lab: Lab) -> None:
     ufw(lab.host)
     with Daemon(lab.host, dataplane="nftables", accept_forwarded=False) as daemon:
@@ -301,8 +288,7 @@ def test_without_leave_to_accept_nothing_is_written(lab: Lab) -> None:
         assert daemon.vipctl("set-dataplane", "iptables").returncode == 0
 
 
-@pytest.mark.usefixtures("clean")
-@pytest.mark.parametrize("shape", [ufw, own_table])
+@pytest.mark.parametrize("shape", [ufw, pytest.param(own_table, marks=pytest.mark.nightly)])
 def test_flows_of_kube_proxys_exact_rules_go_on(lab: Lab, shape: Callable[[Node], None]) -> None:
     shape(lab.host)
     with Daemon(lab.host, compat="kube-proxy", chain_prefix="KUBE") as daemon:
@@ -316,7 +302,6 @@ def test_flows_of_kube_proxys_exact_rules_go_on(lab: Lab, shape: Callable[[Node]
 
 
 @pytest.mark.nightly(each_time="iptables")
-@pytest.mark.usefixtures("clean")
 @pytest.mark.parametrize("variant", ["nft", "legacy"])
 @pytest.mark.parametrize("name", ["iptables", "nftables"])
 def test_a_dropping_mangle_table_is_reported(lab: Lab, name: str, variant: str) -> None:

@@ -43,7 +43,6 @@ def held_flows(client: Node, vip: Frontend) -> Iterator[None]:
 
 
 def share(daemon: Daemon, vip: Frontend, backend: Node) -> float:
-    """A backend's part of new flows, as the API has it."""
     (forwarding,) = daemon.get(f"services/{quote(str(vip), safe='')}")["service"]["forwardings"]
     found = {each["endpoint"]: each["share"] for each in forwarding["endpoints"]}
     return float(found[backend_text(backend)])

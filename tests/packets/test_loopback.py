@@ -19,7 +19,7 @@ from tests.packets.outside import (
     node_port,
     outside_lab,
 )
-from tests.packets.services import ENOUGH
+from tests.packets.services import ENOUGH_OF_TWO
 
 pytestmark = pytest.mark.root
 
@@ -60,7 +60,7 @@ def test_answers_in_every_mode(
     spec = {"address": inside_address(4), "ports": ports, "masquerade": mode}
     declared.put("loopback", backend_texts(lab.backends[:2], 4), 4, **spec)
     for address in LOOPBACK:
-        result = lab.host.send(address, number, protocol, count=ENOUGH).all_answered()
+        result = lab.host.send(address, number, protocol, count=ENOUGH_OF_TWO).all_answered()
         assert set(result.backends) == BOTH, address
         assert result.sources == {HOST_TOWARDS_BACKENDS[4]}, address
         asked = ("explain", f"{address}:{number}/{protocol}", "--from", "local", "-o", "json")
@@ -77,7 +77,7 @@ def test_the_local_policy_is_no_exception(lab: Lab, declared: Declared) -> None:
     spec = {"ports": [{"port": 80, "protocol": "tcp", "node_port": number}], "masquerade": "hairpin"}
     policy = {"traffic_policy": {"external": "local"}}
     declared.put("near", backend_texts(lab.backends[:2], 4), 4, address=inside_address(4), **spec, **policy)
-    result = lab.host.send(LOOPBACK[0], number, count=ENOUGH).all_answered()
+    result = lab.host.send(LOOPBACK[0], number, count=ENOUGH_OF_TWO).all_answered()
     assert set(result.backends) == BOTH
     assert result.sources == {HOST_TOWARDS_BACKENDS[4]}
 

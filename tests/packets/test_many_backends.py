@@ -8,19 +8,17 @@ from ipaddress import IPv4Address, IPv4Network
 
 import pytest
 
-from tests.lab.chi_square import chi_square_p
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.packets.outside import Declared
-from tests.packets.services import SERVED_PORT
+from tests.packets.services import SERVED_PORT, fits
 
 pytestmark = pytest.mark.root
 
 NETWORK = IPv4Network("10.245.0.0/16")
 """Addresses that one server answers for; the flow's entry in connection tracking says which one it was."""
-FLOWS = 4_000
+FLOWS = 2_000
 GROUPS = 20
-UNLIKELY = 1e-9
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +46,6 @@ def test_each_gets_its_share(lab: Lab, daemon: Daemon, declared: Declared, count
     groups = dict.fromkeys(map(str, range(GROUPS)), 0)
     for address in chosen:
         groups[str(addresses.index(address) * GROUPS // count)] += 1
-    assert chi_square_p(groups, dict.fromkeys(groups, 1)) > UNLIKELY, groups
+    assert fits(groups, dict.fromkeys(groups, 1)), groups
     unused = 1 - len(set(chosen)) / count
     assert abs(unused - (1 - 1 / count) ** FLOWS) < 0.05, "as many backends are unused as chance leaves"

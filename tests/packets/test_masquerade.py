@@ -24,7 +24,6 @@ SEEN = {
 
 @pytest.fixture(scope="module")
 def lab(dataplane: str) -> Iterator[Lab]:
-    """One for each dataplane, as everywhere here."""
     with Lab(Wiring(backends=2, backends_apart=True)) as built:
         built.serve_everywhere(SERVED_PORT)
         yield built
@@ -37,7 +36,6 @@ def daemon(lab: Lab, dataplane: str) -> Iterator[Daemon]:
 
 
 def start_of(lab: Lab, name: str, family: int) -> tuple[Node, str]:
-    """The namespace that a flow starts in, and its own address there."""
     own, peer = lab.backends
     node = {"client": lab.client, "host": lab.host, "peer": peer, "own": own}[name]
     return node, UPLINK[family] if name == "host" else node.address(family)

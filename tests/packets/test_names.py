@@ -59,7 +59,7 @@ def places(lab: Lab, *numbers: int) -> list[str]:
 
 
 def settled(daemon: Daemon, expected: list[str]) -> None:
-    """Wait until the kernel has these backends."""
+    # The API shows backends, as pending, from a moment before the kernel has them.
     daemon.wait_until(lambda: sorted(daemon.endpoints("web")), expected)
     daemon.wait_in_sync()
 
@@ -185,7 +185,7 @@ def test_srv_records_give_ports_weights_and_backups(lab: Lab, dataplane: str, se
     declaration = f"\n  - {{name: web, address: {VIP}, ports: 80/tcp, backends: [srv:{name}]}}\n"
     server.serve(*hosts, first, second, backup)
     with daemon_of(lab, dataplane, declaration, dns_hold="0s") as daemon:
-        daemon.wait_until(lambda: len(daemon.endpoints("web")), 3)
+        settled(daemon, [f"{node.ipv4}:{SERVED_PORT}" for node in lab.backends])
         (forwarding,) = daemon.get("services/web")["service"]["forwardings"]
         told = {e["endpoint"]: (e["share"], e["reason"]) for e in forwarding["endpoints"]}
         assert told == {

@@ -17,7 +17,7 @@ from tests.packets.outside import (
     node_port,
     outside_lab,
 )
-from tests.packets.services import ENOUGH
+from tests.packets.services import ENOUGH_OF_TWO
 
 pytestmark = pytest.mark.root
 
@@ -47,7 +47,7 @@ def test_answers_on_every_address_until_removed(
     for policy in forward_policies(lab, family):
         for address in host_addresses(family):
             for node in (lab.client, lab.host):
-                result = node.send(address, number, protocol, count=ENOUGH).all_answered()
+                result = node.send(address, number, protocol, count=ENOUGH_OF_TWO).all_answered()
                 assert set(result.backends) == BOTH, f"{node.name} to {address}, FORWARD {policy}"
                 assert result.sources == {HOST_TOWARDS_BACKENDS[family]}
     declared.drop("everywhere", family)

@@ -5,15 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tests.lab.daemon import Daemon
-from tests.lab.node import Node
 from tests.lab.topology import Lab
-from tests.packets.services import ENOUGH, SERVED_PORT, Services, backend_text
+from tests.packets.services import ENOUGH, SERVED_PORT, Services, backend_text, origin
 
 pytestmark = pytest.mark.root
-
-
-def origin(lab: Lab, name: str) -> Node:
-    return {"client": lab.client, "host": lab.host, "backend": lab.backends[0]}[name]
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
@@ -27,14 +22,9 @@ def test_all_backends_are_reached(
     assert set(result.backends) == {"b1", "b2", "b3"}
 
 
-def test_one_flow_stays_with_its_backend(lab: Lab, services: Services) -> None:
-    vip = services.add(lab.backends)
-    with lab.client.open(*vip) as flow:
-        assert len({flow.ask() for _ in range(30)}) == 1
-
-
-def test_one_udp_socket_stays_with_its_backend(lab: Lab, services: Services) -> None:
-    vip = services.add(lab.backends, protocol="udp")
+@pytest.mark.parametrize("protocol", ["tcp", "udp"])
+def test_one_flow_stays_with_its_backend(lab: Lab, services: Services, protocol: str) -> None:
+    vip = services.add(lab.backends, protocol=protocol)
     with lab.client.open(*vip) as flow:
         assert len({flow.ask() for _ in range(30)}) == 1
 

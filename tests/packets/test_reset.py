@@ -36,7 +36,6 @@ def spec(vip: Frontend, *backends: Node, **more: Any) -> dict[str, Any]:
 
 
 def say(daemon: Daemon, *services: Mapping[str, Any]) -> None:
-    """Have one file declare just these."""
     daemon.declare(yaml.safe_dump(list(services)) if services else "  []\n", "ending.yaml")
 
 

@@ -16,7 +16,6 @@ pytestmark = pytest.mark.root
 
 @pytest.fixture(scope="module")
 def sctp(lab: Lab) -> None:
-    """SCTP servers on every backend."""
     try:
         socket.socket(socket.AF_INET, socket.SOCK_STREAM, IPPROTO_SCTP).close()
     except OSError as error:

@@ -36,7 +36,6 @@ def lab() -> Iterator[Lab]:
 
 
 def alone(address: str) -> str:
-    """The network of this one address."""
     return str(ip_network(address))
 
 

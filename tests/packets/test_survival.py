@@ -59,40 +59,25 @@ def test_open_flow_survives_changes_to_its_service(
 
 
 @pytest.mark.parametrize("ending", list(ENDINGS))
-def test_open_flow_survives_the_daemon(lab: Lab, daemon: Daemon, services: Services, ending: str) -> None:
-    vip = services.add(lab.backends)
-    with lab.client.open(*vip) as flow:
-        before = flow.ask()
-        ENDINGS[ending](daemon)
-        assert flow.ask() == before
-        daemon.start()
-        assert flow.ask() == before
-
-
-@pytest.mark.parametrize("ending", list(ENDINGS))
-def test_rules_stay_and_traffic_flows_without_the_daemon(
+def test_rules_and_flows_outlive_the_daemon_and_a_restart_changes_nothing(
     lab: Lab, daemon: Daemon, services: Services, ending: str
 ) -> None:
     vips = [services.add(lab.backends, family=family) for family in (4, 6)]
+    services.add(lab.backends, "--affinity", "1m")
     before = rules(lab)
     assert any(vips[0].address in line for line in before)
-    ENDINGS[ending](daemon)
+    with lab.client.open(*vips[0]) as flow:
+        answered = flow.ask()
+        ENDINGS[ending](daemon)
+        assert flow.ask() == answered
+        assert rules(lab) == before
+        for vip in vips:
+            assert len(lab.client.send(*vip, count=60).all_answered().backends) == 3
+        daemon.start()
+        assert flow.ask() == answered
     assert rules(lab) == before
-    for vip in vips:
-        assert len(lab.client.send(*vip, count=60).all_answered().backends) == 3
-
-
-@pytest.mark.parametrize("ending", list(ENDINGS))
-def test_a_restart_finds_everything_and_changes_nothing(
-    lab: Lab, daemon: Daemon, services: Services, ending: str
-) -> None:
-    vip = services.add(lab.backends, "--affinity", "1m")
-    before = rules(lab)
-    ENDINGS[ending](daemon)
-    daemon.start()
-    assert rules(lab) == before
-    assert sorted(daemon.endpoints(str(vip))) == [backend_text(backend) for backend in lab.backends]
-    lab.client.send(*vip, count=20).all_answered()
+    assert sorted(daemon.endpoints(str(vips[0]))) == [backend_text(backend) for backend in lab.backends]
+    lab.client.send(*vips[0], count=20).all_answered()
 
 
 @pytest.mark.nightly(each_time="nftables")

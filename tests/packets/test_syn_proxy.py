@@ -31,7 +31,6 @@ table ip in_front {{
 
 @pytest.fixture
 def vip(lab: Lab, daemon: Daemon, services: Services) -> Iterator[Frontend]:
-    """A service behind a SYNPROXY."""
     found = services.add(lab.backends)
     rules = daemon.directory / "synproxy.nft"
     rules.write_text(RULES.format(found.address, found.port))

@@ -28,7 +28,7 @@ from tests.packets.outside import (
     outside_address,
     outside_lab,
 )
-from tests.packets.services import ENOUGH, SERVED_PORT
+from tests.packets.services import ENOUGH_OF_TWO, SERVED_PORT
 
 pytestmark = pytest.mark.root
 
@@ -60,19 +60,17 @@ def lab() -> Iterator[Lab]:
 
 
 def mixed(lab: Lab, family: int) -> tuple[str, ...]:
-    """One backend on the host, one elsewhere."""
     return backend_texts((lab.host, lab.backends[0]), family)
 
 
 def spread(node: Node, address: str, port: int = SERVED_PORT, protocol: str = "tcp") -> set[str]:
-    """Which backends answer."""
-    return set(node.send(address, port, protocol, count=ENOUGH).all_answered().backends)
+    return set(node.send(address, port, protocol, count=ENOUGH_OF_TWO).all_answered().backends)
 
 
 def reached(node: Node, address: str, port: int, protocol: str, backend: str) -> Result:
     """The outcome in which this backend answered, where not every flow need be answered."""
     for _ in range(20):
-        result = node.send(address, port, protocol, count=ENOUGH // 2, timeout=SILENCE)
+        result = node.send(address, port, protocol, count=ENOUGH_OF_TWO, timeout=SILENCE)
         assert set(result.backends) <= ALL, address
         if backend in result.backends:
             return result
@@ -215,7 +213,6 @@ def test_cluster_networks_are_not_held_to_the_external_policy(
 
 
 def ask_health(node: Node, address: str, port: int) -> tuple[int, int, dict[str, object]]:
-    """A health port's status, weight header and body."""
     said = node.run(sys.executable, "-I", "-c", ASK, address, str(port)).stdout
     status, weight, body = said.split(maxsplit=2)
     return int(status), int(weight), json.loads(body)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +10,6 @@ from contextlib import contextmanager
 import pytest
 
 from tests.lab.daemon import Daemon
-from tests.lab.flow import finish
 from tests.lab.topology import Lab
 from tests.lab.traffic import Result
 from tests.packets.services import Services, backend_text
@@ -50,7 +48,6 @@ def rounds(results: list[Result], number: int) -> Iterator[int]:
 
 
 def lost(results: list[Result]) -> dict[str, int]:
-    """All failures of all bursts."""
     assert len(results) > 2, "the load was too short to prove anything"
     return {kind: times for result in results for kind, times in result.failures.items()}
 
@@ -58,7 +55,7 @@ def lost(results: list[Result]) -> dict[str, int]:
 def test_changing_weights(lab: Lab, daemon: Daemon, services: Services) -> None:
     vip = services.add(lab.backends)
     with under_load(lab, vip) as results:
-        for each in rounds(results, 5):
+        for each in rounds(results, 4):
             weight = (5, 1, 9, 0, 2)[each % 5]
             daemon.vipctl("set", f"{vip}/{backend_text(lab.backends[0])}", "--weight", str(weight))
     assert lost(results) == {}
@@ -69,7 +66,7 @@ def test_backends_come_and_go(lab: Lab, daemon: Daemon, services: Services, fami
     vip = services.add(lab.backends, family=family)
     moving = backend_text(lab.backends[2], family)
     with under_load(lab, vip) as results:
-        for _ in rounds(results, 3):
+        for _ in rounds(results, 2):
             daemon.vipctl("remove-backend", str(vip), moving)
             daemon.vipctl("add-backend", str(vip), moving)
     assert lost(results) == {}
@@ -78,7 +75,7 @@ def test_backends_come_and_go(lab: Lab, daemon: Daemon, services: Services, fami
 def test_other_services_come_and_go(lab: Lab, daemon: Daemon, services: Services) -> None:
     vip = services.add(lab.backends)
     with under_load(lab, vip) as results:
-        for _ in rounds(results, 3):
+        for _ in rounds(results, 2):
             other = services.add(lab.backends[:1])
             daemon.vipctl("remove", str(other))
     assert lost(results) == {}
@@ -94,20 +91,3 @@ def test_restarts(lab: Lab, daemon: Daemon, services: Services) -> None:
             daemon.kill()
             daemon.start()
     assert lost(results) == {}
-
-
-@pytest.mark.nightly(each_time="iptables")
-def test_changes_by_several_operators_at_once_are_all_kept(
-    lab: Lab, daemon: Daemon, services: Services
-) -> None:
-    vip = services.add(lab.backends[:1])
-    added = [f"10.244.0.{number}:80" for number in range(100, 108)]
-    command = (sys.executable, "-m", "vipd.cli.main", "--socket", str(daemon.socket), "add-backend", str(vip))
-    operators = [lab.host.start(*command, backend) for backend in added]
-    assert [operator.wait(CHANGE_SECONDS) for operator in operators] == [0] * len(added)
-    for operator in operators:
-        finish(operator)
-    assert sorted(daemon.endpoints(str(vip))) == sorted([backend_text(lab.backends[0]), *added])
-    daemon.stop()
-    daemon.start()
-    assert sorted(daemon.endpoints(str(vip))) == sorted([backend_text(lab.backends[0]), *added])

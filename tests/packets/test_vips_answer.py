@@ -7,17 +7,12 @@ import pytest
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
 from tests.lab.topology import Lab
-from tests.packets.services import SERVED_PORT, Services, backend_text
+from tests.packets.outside import SILENCE
+from tests.packets.services import SERVED_PORT, Services, backend_text, origin
 
 pytestmark = pytest.mark.root
 
 UNUSED_PORT = 81
-SILENCE = 0.9
-"""Seconds without an answer that count as none."""
-
-
-def origin(lab: Lab, name: str) -> Node:
-    return {"client": lab.client, "host": lab.host, "backend": lab.backends[0]}[name]
 
 
 def answers(node: Node, address: str, timeout: int = 10) -> bool:

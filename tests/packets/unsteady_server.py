@@ -12,21 +12,17 @@ import threading
 
 
 class State:
-    """The commands in force."""
-
     order = "serve"
     weight = ""
 
 
 def answer_http(head: bytes, reply: bytes) -> bytes:
-    """The answer to an HTTP request."""
     status = b"500 Sorry" if State.order == "fail" else b"200 OK"
     weight = f"X-Vipd-Weight: {State.weight}\r\n".encode() if State.weight else b""
     return b"HTTP/1.1 %s\r\nContent-Length: %d\r\n%s\r\n%s" % (status, len(reply), weight, reply)
 
 
 def serve(flow: socket.socket, reply: bytes) -> None:
-    """Answer the lines of one connection until it ends."""
     with flow:
         flow.settimeout(30)
         try:
@@ -42,26 +38,22 @@ def serve(flow: socket.socket, reply: bytes) -> None:
 
 
 def reply_text(name: str, peer: tuple[str, int]) -> bytes:
-    """The reply that the lab's client parses."""
     return f"{name} {peer[0]}:{peer[1]}\n".encode()
 
 
 def listen_tcp(name: str, listener: socket.socket) -> None:
-    """Accept for ever."""
     while True:
         flow, peer = listener.accept()
         threading.Thread(target=serve, args=(flow, reply_text(name, peer)), daemon=True).start()
 
 
 def listen_udp(name: str, server: socket.socket) -> None:
-    """Answer datagrams for ever."""
     while True:
         _, peer = server.recvfrom(4096)
         server.sendto(reply_text(name, peer), peer)
 
 
 def main() -> None:
-    """Serve until standard input ends."""
     name, address, port = sys.argv[1], sys.argv[2], int(sys.argv[3])
     tcp = socket.create_server((address, port), backlog=128)
     udp = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)

@@ -34,7 +34,6 @@ def rules(profile: Path) -> Callable[[Access], bool]:
 
 
 def _pattern(glob: str, variables: dict[str, list[str]]) -> str:
-    """A path of a rule as a regular expression."""
     while found := re.search(r"@\{(\w+)\}", glob):
         values = [value.strip('"').rstrip("/") for value in variables[found[1]]]
         glob = glob.replace(found[0], "{" + ",".join(values) + "}", 1)

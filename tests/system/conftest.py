@@ -21,8 +21,6 @@ SERVED_PORT = 8080
 
 @dataclass(frozen=True)
 class Prepared:
-    """What prepare.sh made."""
-
     roots: dict[str, Path]
     package: Path
 
@@ -56,13 +54,11 @@ def machine(request: pytest.FixtureRequest, prepared: Prepared) -> Iterator[Mach
 
 
 def install_vipd(machine: Machine, package: Path) -> None:
-    """Install the package as an administrator does, with apt."""
     machine.offer(package)
     machine.apt("install", "--no-install-recommends", "vipd")
 
 
 def serve_web(machine: Machine, package: Path, vip: str) -> None:
-    """Install and start vipd, with one service, web, of both backends."""
     install_vipd(machine, package)
     machine.run("systemctl", "enable", "--now", "vipd")
     backends = [f"{backend.ipv4}:{SERVED_PORT}" for backend in machine.lab.backends]

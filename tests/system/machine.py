@@ -29,7 +29,6 @@ class Machine:
 
     @property
     def disk(self) -> Path:
-        """The machine's file system, seen from here."""
         return Path("/run/vipd-machines") / self._name / "disk"
 
     def start(self) -> None:
@@ -42,29 +41,23 @@ class Machine:
         self._script("stop")
 
     def delete(self) -> None:
-        """Power off, and remove the disk."""
         self._script("delete")
 
     def run(
         self, *argv: str, check: bool = True, timeout: float = COMMAND_SECONDS
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command in the machine. AssertionError when it fails."""
         return self._script("run", *argv, check=check, timeout=timeout)
 
     def said(self, *argv: str) -> str:
-        """What a command prints. AssertionError when it fails."""
         return self.run(*argv).stdout.strip()
 
     def write(self, path: str, text: str) -> None:
-        """Write a file in the machine."""
         (self.disk / path.lstrip("/")).write_text(text)
 
     def property(self, name: str, unit: str = "vipd") -> str:
-        """A property of a unit, as systemctl prints it."""
         return self.said("systemctl", "show", "--value", "--property", name, unit)
 
     def main_pid(self) -> int:
-        """The daemon's pid; AssertionError while there is none."""
         pid = int(self.property("MainPID"))
         assert pid > 1, "the service has no process"
         return pid
@@ -80,7 +73,6 @@ class Machine:
         wait_until(condition, lambda: f"{what}\n{self.journal('-n', '20')}", timeout)
 
     def apt(self, *arguments: str) -> str:
-        """Run apt-get without questions; all that it and dpkg print."""
         done = self.run("env", "DEBIAN_FRONTEND=noninteractive", "apt-get", "-q", "-y", *arguments)
         return done.stdout + done.stderr
 
@@ -103,7 +95,6 @@ class Machine:
         self.apt("update")
 
     def rules(self) -> str:
-        """Every rule in the kernel, of nf_tables and of the legacy tables."""
         nft = self.lab.host.run("nft", "list", "ruleset").stdout
         legacy = [self.lab.host.run(f"{stem}-legacy-save").stdout for stem in ("iptables", "ip6tables")]
         lines = [line for text in legacy for line in text.splitlines() if line.startswith(("-A", ":"))]

@@ -28,19 +28,16 @@ CALM = "interval: 2s, timeout: 2s, rise: 1, fall: 1"
 
 @pytest.fixture(autouse=True, scope="module")
 def installed(machine: Machine, prepared: Prepared) -> None:
-    """vipd at work, with one service of two backends."""
     serve_web(machine, prepared.package, VIP)
 
 
 def status(machine: Machine, name: str) -> dict[str, Any]:
-    """What the API says of a service's state."""
     listed: dict[str, Any] = json.loads(machine.said("vipctl", "list", name, "--json"))
     state: dict[str, Any] = listed["services"][0]["status"]
     return state
 
 
 def declare(machine: Machine, check: str) -> None:
-    """One service whose backend is asked by that check."""
     backend = machine.lab.backends[0].ipv4
     ports = f"[{{port: 80, target: {SERVED_PORT}}}]"
     service = f"{{name: checked, address: 10.96.41.2, ports: {ports}, backends: [{backend}], check: {check}}}"
@@ -137,7 +134,6 @@ def test_metrics_and_the_status_page(machine: Machine) -> None:
 
 @pytest.fixture
 def etcd(machine: Machine, tmp_path: Path) -> Iterator[members.Cluster]:
-    """An etcd that the machine reaches on its loopback."""
     members.install()
     cluster = members.Cluster([members.Member(tmp_path, "m0", (2379, 2380))])
     with machine.lab.host.entered():

@@ -26,7 +26,6 @@ setting itself on again before Docker reads it."""
 
 @pytest.fixture(autouse=True, scope="module")
 def installed(machine: Machine, prepared: Prepared) -> None:
-    """vipd at work, with one service of two backends, and no firewall."""
     serve_web(machine, prepared.package, VIP)
 
 

@@ -26,19 +26,16 @@ MORE = "{name: more, address: 10.96.40.2, ports: [80], backends: [10.244.0.11]}"
 
 
 def add_service(machine: Machine) -> None:
-    """One service with every backend of the lab, if it is not there."""
     if machine.run("vipctl", "describe", "kept", check=False).returncode:
         backends = [f"{backend.ipv4}:{SERVED_PORT}" for backend in machine.lab.backends]
         machine.run("vipctl", "add", f"{VIP}:{PORT}/tcp", *backends, "--name", "kept")
 
 
 def serves(machine: Machine, timeout: float = 10.0) -> bool:
-    """Whether a client gets an answer."""
     return not machine.lab.client.send(VIP, PORT, timeout=timeout).failures
 
 
 def wait_for_journal(machine: Machine, text: str) -> None:
-    """Return once one of the journal's last messages contains a text."""
     machine.wait_until(lambda: text in machine.journal("-n", "100").lower(), f"{text} in the journal")
 
 
@@ -62,7 +59,7 @@ def steady_traffic(machine: Machine) -> Iterator[None]:
     """A client that connects all the time; AssertionError unless every connection was answered."""
     with steady_client(machine.lab.client, VIP, PORT) as outcome:
         yield
-    assert outcome.get("answered", 0) > 100, f"the client was not at work: {outcome}"
+    assert outcome.get("answered", 0) > 40, f"the client was not at work: {outcome}"
     assert outcome["failed"] == {}
 
 

@@ -19,7 +19,6 @@ SERVICE = "{name: web, address: 10.96.42.1, ports: [80], backends: [10.244.0.11]
 
 
 def section() -> list[Block]:
-    """The blocks below the heading."""
     found: list[Block] = []
     within = False
     for part in parts(ROOT / "docs/operations.md"):

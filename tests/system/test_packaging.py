@@ -39,14 +39,12 @@ MODULES = (
 
 
 def pins(name: str) -> dict[str, str]:
-    """Package -> version of a requirements file."""
     text = (DEBIAN / name).read_text()
     return {canonicalize_name(found[1]): found[2] for found in re.finditer(r"(?m)^([\w.-]+)==(\S+)", text)}
 
 
 @pytest.fixture(scope="module")
 def unpacked(prepared: Prepared, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The files of the package."""
     directory = tmp_path_factory.mktemp("unpacked")
     subprocess.run(["dpkg-deb", "--extract", str(prepared.package), str(directory)], check=True, timeout=60)
     return directory
@@ -228,7 +226,6 @@ def test_every_link_of_a_shipped_page_leads_to_a_shipped_file(unpacked: Path) ->
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of that version on this machine."""
     managed = sorted((Path.home() / ".pyenv/versions").glob(f"{version}.*/bin/python3"))
     own = sys.executable if sys.version_info[:2] == tuple(map(int, version.split("."))) else None
     return own or (str(managed[-1]) if managed else None) or shutil.which(f"python{version}")

@@ -19,7 +19,6 @@ PATIENCE = 60.0
 
 
 async def ask(address: str, port: int) -> float | None:
-    """Seconds until the answer; None if there was none."""
     began = time.monotonic()
     try:
         async with asyncio.timeout(PATIENCE):

@@ -25,7 +25,6 @@ class Gauge:
         self._began = self._last = 0.0
 
     def add(self, change: int) -> None:
-        """So many more are open."""
         at = time.monotonic()
         self._began = self._began or at
         self._area += self.now * (at - (self._last or at))
@@ -34,12 +33,10 @@ class Gauge:
         self.most = max(self.most, self.now)
 
     def mean(self) -> float:
-        """The mean over time, up to the last change."""
         return self._area / max(self._last - self._began, 0.001)
 
 
 async def serve(port: int, slots: int, seconds: float) -> None:
-    """Serve until standard input closes."""
     free, gauge = asyncio.Semaphore(slots), Gauge()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -32,8 +32,6 @@ ROUNDS = 3
 
 
 class Seen(NamedTuple):
-    """What clients and backends saw in one round."""
-
     median: float
     p99: float
     slow: float
@@ -45,7 +43,6 @@ Balanced = Callable[[Lab, ExitStack], None]
 
 
 def by_vipd(balance: str) -> Balanced:
-    """The service by vipd."""
 
     def start(lab: Lab, stack: ExitStack) -> None:
         daemon = Daemon(lab.host, dataplane="nftables", log_level="warning")
@@ -58,7 +55,6 @@ def by_vipd(balance: str) -> Balanced:
 
 
 def by_haproxy(balance: str) -> Balanced:
-    """The service by HAProxy in tcp mode."""
 
     def start(lab: Lab, stack: ExitStack) -> None:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="vipd-bench-")))

@@ -72,8 +72,6 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """A subject at work in a lab."""
-
     subject: Subject
     services: int | None
     lab: Lab
@@ -178,17 +176,14 @@ def _end_programs(lab: Lab) -> None:
 
 
 def arrangements(sizes: tuple[int, ...]) -> Iterator[tuple[Subject, int | None]]:
-    """Every subject with every number of services, but for `direct`."""
     for subject in SUBJECTS:
         own = (subject.always_with,) if subject.always_with else sizes
         yield from ((subject, size) for size in (own if subject.scales else (None,)))
 
 
 def delivered(arrangement: Arrangement) -> int:
-    """Packets that have arrived at the backend."""
     counter = "/sys/class/net/eth0/statistics/rx_packets"
     return int(arrangement.lab.backends[0].run("cat", counter).stdout)
 
 
 FLOOD_SOURCES = CLIENT_SOURCES
-"""Addresses of the client; each gives as many flows as there are ports."""

@@ -28,7 +28,6 @@ from tests.bench.results import Measurement
 
 GROUP = "path"
 SIZES = {True: (10, 1_000), False: (10, 1_000, 10_000)}
-"""Numbers of services, for a quick run and for a full one."""
 LENGTHS = {
     True: Length(rounds=2, seconds=0.3, kept_rounds=1, new_flows=16_000),
     False: Length(rounds=3, seconds=0.6, kept_rounds=2, new_flows=48_000),
@@ -54,7 +53,6 @@ class _New(NamedTuple):
     """What new flows cost on one path at one moment."""
 
     connections: float
-    """In a second."""
     cpu: float
     """Microseconds for each connection."""
     first_packet: float | None
@@ -66,8 +64,6 @@ _Parts = dict[str, float]
 
 
 class Measuring:
-    """Arrangements, the probes, and every value so far."""
-
     def __init__(self, direct: Arrangement, others: list[Arrangement], probes: Probes) -> None:
         """`others` begins with the tracked one, to which the rest is compared."""
         self._direct, self._others, self._probes = direct, others, probes
@@ -98,7 +94,6 @@ class Measuring:
                 self._read(at, self._probes.kept)
 
     def measurements(self) -> Iterator[Measurement]:
-        """Every row, with the values of all rounds."""
         for row, values in self._values.items():
             note = "; ".join(dict.fromkeys(self._failures[row.subject, row.services]))
             yield Measurement(GROUP, row.what, row.subject, row.services, row.unit, tuple(values), note)

@@ -23,33 +23,25 @@ TRIES = 3
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """How long the probes of a run take."""
-
     rounds: int
     seconds: float
     """Of the busy connections; the others take parts of it."""
     kept_rounds: int
-    """Rounds in which kept connections are measured too."""
     new_flows: int
     """Datagrams of one burst, each the first of a flow: less than connection tracking holds."""
 
 
 class Reading(NamedTuple):
-    """One value of one round."""
-
     what: str
     unit: str
     value: float
 
 
 class Probes:
-    """Measures an arrangement by the programs."""
-
     def __init__(self, programs: Programs, length: Length) -> None:
         self._programs, self._length = programs, length
 
     def try_out(self, at: Arrangement, target: str) -> None:
-        """See that connections to this address are answered. AssertionError when not."""
         self._programs.load(at.lab.client, "connect", target, PORTS.closing, TRY_SECONDS, alone=True)
         at.forget_flows()
 

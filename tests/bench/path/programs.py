@@ -26,8 +26,6 @@ MICROSECONDS = 1e6
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The ports of the servers in a backend, which are those of its VIPs, too."""
-
     closing: int = 8080
     echo: int = 8081
     throughput: int = 5201
@@ -36,12 +34,10 @@ class Ports:
 
     @property
     def tcp(self) -> tuple[int, ...]:
-        """Those of TCP."""
         return self.closing, self.echo, self.throughput
 
     @property
     def udp(self) -> tuple[int, ...]:
-        """Those of UDP."""
         return self.udp_echo, self.udp_sink
 
 
@@ -56,7 +52,6 @@ class Outcome:
     failed: int
     seconds: float
     cpu: float
-    """Seconds of CPU that the load generator took."""
     connect_p50: float
     connect_p99: float
     answer_p50: float
@@ -64,12 +59,10 @@ class Outcome:
 
     @property
     def rate(self) -> float:
-        """How many in a second."""
         return self.done / self.seconds
 
     @property
     def healthy(self) -> bool:
-        """Whether nearly all went well."""
         return self.done > 0 and self.failed <= self.done / 100
 
 
@@ -86,7 +79,6 @@ class Programs:
             subprocess.run(argv, check=True, timeout=120)
 
     def serve(self, node: Node) -> None:
-        """Start the servers of `PORTS`; returns once all listen."""
         ports = (PORTS.closing, PORTS.echo, *PORTS.udp)
         said = read_line(node.start(str(self._serve), str(PROCESSES), *map(str, ports)))
         assert said == "READY", f"the server in {node.namespace} did not start (stderr says why): {said!r}"
@@ -130,7 +122,6 @@ class CpuClock:
     pids: tuple[int, ...]
 
     def seconds(self) -> float:
-        """So far."""
         return sum(map(_cpu_of, self.pids)) + softirq_seconds()
 
 

@@ -28,7 +28,6 @@ def start_haproxy(host: Node, services: int, directory: Path) -> None:
 def run_haproxy(
     host: Node, directory: Path, options: list[str], listeners: list[str], last: str, vips: str
 ) -> None:
-    """HAProxy in tcp mode; returns once it listens at the last place."""
     timeouts = ("  timeout connect 5s", "  timeout client 90s", "  timeout server 90s")
     config = directory / "haproxy.cfg"
     config.write_text("\n".join(["global", *options, "defaults", "  mode tcp", *timeouts, *listeners, ""]))

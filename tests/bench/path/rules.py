@@ -41,7 +41,6 @@ def declaration(services: int) -> str:
 
 
 def filler_backends(index: int) -> tuple[str, ...]:
-    """The backends of a service that nobody asks."""
     return tuple(str(IPv4Address("10.128.0.1") + index * 5 + n) for n in range(5))
 
 
@@ -83,20 +82,17 @@ def _restores(services: int, compat: str) -> tuple[str, ...]:
 
 
 def load_iptables(host: Node, services: int, variant: str, compat: str) -> None:
-    """By `iptables-nft-restore` or `iptables-legacy-restore`."""
     for text in _restores(services, compat):
         host.run(f"iptables-{variant}-restore", "--noflush", text=text, timeout=LOAD_SECONDS)
 
 
 def load_nftables(host: Node, services: int, masquerade: str = "auto") -> None:
-    """By one `nft -f`."""
     options = TableOptions.of(settings_for(masquerade=masquerade), Family.IPV4)
     text = render_table(_forwardings(services, "none", masquerade), options)
     host.run("nft", "-f", "-", text=text, timeout=LOAD_SECONDS)
 
 
 def load_kube_proxy_nft(host: Node, services: int) -> None:
-    """kube-proxy's nftables table, by one `nft -f`."""
     parsed = parse_declaration(declaration(services), "bench.yaml").services
     host.run("nft", "-f", "-", text=whole_table(parsed, CLUSTER), timeout=LOAD_SECONDS)
 
