@@ -303,6 +303,8 @@ class Vipd:
         `sockets` (protocol, address, port, owner, protected), and so on."""
         self.announced: frozenset[str] = frozenset()
         """The addresses that routes announce."""
+        self.announce_fault = ""
+        """Why these cannot be read or changed; empty: they can."""
         self.asked = list[str]()
         """The backends that checks have asked, in order."""
         self.journal: list[logging.LogRecord] = []
@@ -668,9 +670,12 @@ class _Announced:
         self._vipd = vipd
 
     async def read(self) -> frozenset[str]:
+        if self._vipd.announce_fault:
+            raise OSError(5, self._vipd.announce_fault)
         return self._vipd.announced
 
     async def ensure(self, addresses: frozenset[str]) -> None:
+        await self.read()
         self._vipd.announced = frozenset(addresses)
 
     async def foreign(self) -> int:
