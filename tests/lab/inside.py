@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import io
 import logging
+import signal
 import socket
 import struct
 import threading
@@ -127,9 +128,32 @@ def written(services: Iterable[Service]) -> str:
     return format_declaration(tuple(services))
 
 
-def vipctl(arguments: Sequence[str]) -> int:
-    """Run vipctl in this process; returns its exit code. It prints to sys.stdout and sys.stderr."""
-    return run(arguments)
+def vipctl(
+    arguments: Sequence[str], story: Callable[[SimulatedEtcd], Awaitable[object]] | None = None
+) -> int:
+    """Run vipctl in this process; returns its exit code. It prints to sys.stdout and sys.stderr.
+
+    Beside a story it runs in simulated time, with a simulated etcd, until SIGTERM ends it after the story."""
+    if story is None:
+        return run(arguments)
+    etcd = SimulatedEtcd()
+
+    async def lived(command: Awaitable[None]) -> None:
+        ending = asyncio.gather(command, _ended_after(story(etcd)))
+        with contextlib.ExitStack() as stack:
+            for target, double in _simulated_etcd(etcd).items():
+                stack.enter_context(mock.patch(target, double))
+            await ending
+
+    with mock.patch("asyncio.run", lambda command: simulate(lived(command))):
+        return run(arguments)
+
+
+async def _ended_after(story: Awaitable[object]) -> None:
+    try:
+        await story
+    finally:
+        signal.raise_signal(signal.SIGTERM)
 
 
 class Verdict(NamedTuple):
@@ -428,7 +452,7 @@ async def _live(vipd: Vipd, story: Callable[[Vipd], Awaitable[T]], simulated: bo
     journal = _Journal(vipd.journal)
     settings = load_settings(None, vipd.settings)
     with contextlib.ExitStack() as stack:
-        of_time = {**_simulated_clocks(later), **_simulated_etcd(vipd)} if simulated else {}
+        of_time = {**_simulated_clocks(later), **_simulated_etcd(vipd.etcd)} if simulated else {}
         for target, double in {**_doubles(vipd), **of_time}.items():
             stack.enter_context(mock.patch(target, double))
         logging.getLogger("vipd").addHandler(journal)
@@ -541,11 +565,11 @@ def _doubles(vipd: Vipd) -> dict[str, object]:
     }
 
 
-def _simulated_etcd(vipd: Vipd) -> dict[str, object]:
-    """`Vipd.etcd` in the place of every endpoint."""
+def _simulated_etcd(etcd: SimulatedEtcd) -> dict[str, object]:
+    """It, in the place of every endpoint."""
 
     async def opened(_: object) -> object:
-        return vipd.etcd
+        return etcd
 
     async def not_diagnosed(_: object, error: object, outcome: object, *__: object) -> object:
         return outcome

@@ -27,6 +27,8 @@ class SimulatedEtcd:
         """How long each answer takes."""
         self.denies = False
         """Its user may neither read nor write any more; watches that are open stay so."""
+        self.deaf = False
+        """Its watches miss what is written while it is set."""
         self.kvs: dict[bytes, Json] = {}
         self._leases: dict[str, tuple[int, float]] = {}
         """Seconds that each is granted for, and when it ends."""
@@ -77,7 +79,7 @@ class SimulatedEtcd:
         )
 
     def _send_event(self, name: bytes, event: Json) -> None:
-        for asked, body in self._watches:
+        for asked, body in self._watches if not self.deaf else ():
             if _holds(asked, name):
                 body.give({"result": {"header": self._header(), "events": [event]}})
 
