@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import os
 import shutil
 import signal
@@ -106,15 +107,22 @@ class QuickHost(Host):
         # `running` makes services.d wherever there is none.
         self.services_dir = self.services_dir.rename(self.directory / "declared")
         self.config.write_text(self.config.read_text().replace("services.d", "declared"))
+        self.vipd: Vipd
+        """What it is since it was last started."""
         self._life: Future[None] | None = None
         self._end_it: Callable[[], object] = lambda: None
+
+    @property
+    def log(self) -> str:
+        """Its log since it was last started."""
+        return "\n".join(map(logging.Formatter().format, self.vipd.journal))
 
     def start(self, timeout: float = START_SECONDS) -> None:
         """Start it; returns once what it declares is written."""
         started = Future[None]()
 
-        async def story(_: Vipd) -> None:
-            ended = asyncio.Event()
+        async def story(vipd: Vipd) -> None:
+            ended, self.vipd = asyncio.Event(), vipd
             self._end_it = partial(asyncio.get_running_loop().call_soon_threadsafe, ended.set)
             started.set_result(None)
             await ended.wait()
