@@ -102,7 +102,7 @@ class Host(Daemon):
 class QuickHost(Host):
     """The same in a thread of this process, over a fake kernel: it starts in a tenth of the time."""
 
-    def __init__(self, **settings: object) -> None:
+    def __init__(self, **settings: Any) -> None:
         super().__init__(Node("", "host", "", ""), **settings)
         # `running` makes services.d wherever there is none.
         self.services_dir = self.services_dir.rename(self.directory / "declared")
@@ -128,7 +128,8 @@ class QuickHost(Host):
             await ended.wait()
 
         settings = yaml.safe_load(self.config.read_text())
-        self._life = ThreadPoolExecutor(1).submit(running, story, root=self.directory, **settings)
+        live = partial(running, story, root=self.directory, **settings)
+        self._life = ThreadPoolExecutor(1).submit(live)
         wait([started, self._life], timeout, FIRST_COMPLETED)
         if not started.done():
             self._life.result(0)
