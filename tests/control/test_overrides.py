@@ -186,6 +186,7 @@ def test_orders_end_in_time_without_a_disk_and_then_stay_so(tmp_path: Path) -> N
         await asyncio.sleep(600)
         lines = [record.getMessage() for record in vipd.journal]
         assert sum("saving ended overrides fails" in line for line in lines) == 1
+        assert sum("the order for dns/10.244.0.5 has ended" in line for line in lines) == 1
         assert any("saving ended overrides" in warning for warning in (await vipd.status())["warnings"])
         path.rmdir()
         await asyncio.sleep(90)

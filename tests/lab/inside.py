@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import io
 import logging
+import signal
 import socket
 import struct
 import threading
@@ -128,9 +129,32 @@ def written(services: Iterable[Service]) -> str:
     return format_declaration(tuple(services))
 
 
-def vipctl(arguments: Sequence[str]) -> int:
-    """Run vipctl in this process; returns its exit code. It prints to sys.stdout and sys.stderr."""
-    return run(arguments)
+def vipctl(
+    arguments: Sequence[str], story: Callable[[SimulatedEtcd], Awaitable[object]] | None = None
+) -> int:
+    """Run vipctl in this process; returns its exit code. It prints to sys.stdout and sys.stderr.
+
+    Beside a story it runs in simulated time, with a simulated etcd, until SIGTERM ends it after the story."""
+    if story is None:
+        return run(arguments)
+    etcd = SimulatedEtcd()
+
+    async def lived(command: Awaitable[None]) -> None:
+        ending = asyncio.gather(command, _ended_after(story(etcd)))
+        with contextlib.ExitStack() as stack:
+            for target, double in _simulated_etcd(etcd).items():
+                stack.enter_context(mock.patch(target, double))
+            await ending
+
+    with mock.patch("asyncio.run", lambda command: simulate(lived(command))):
+        return run(arguments)
+
+
+async def _ended_after(story: Awaitable[object]) -> None:
+    try:
+        await story
+    finally:
+        signal.raise_signal(signal.SIGTERM)
 
 
 class Verdict(NamedTuple):
@@ -292,6 +316,9 @@ class Vipd:
         """What this host has besides its addresses: `gateways` and `neighbours`, each with its device,
         `sockets` (protocol, address, port, owner, protected), and so on."""
         self.announced: frozenset[str] = frozenset()
+        """The addresses that routes announce."""
+        self.announce_fault = ""
+        """Why these cannot be read or changed; empty: they can."""
         self.asked = list[str]()
         """The backends that checks have asked, in order."""
         self.journal: list[logging.LogRecord] = []
@@ -412,7 +439,7 @@ async def _live(vipd: Vipd, story: Callable[[Vipd], Awaitable[T]], simulated: bo
     journal = _Journal(vipd.journal)
     settings = load_settings(None, vipd.settings)
     with contextlib.ExitStack() as stack:
-        of_time = {**_simulated_clocks(later), **_simulated_etcd(vipd)} if simulated else {}
+        of_time = {**_simulated_clocks(later), **_simulated_etcd(vipd.etcd)} if simulated else {}
         for target, double in {**_doubles(vipd), **of_time}.items():
             stack.enter_context(mock.patch(target, double))
         logging.getLogger("vipd").addHandler(journal)
@@ -525,11 +552,11 @@ def _doubles(vipd: Vipd) -> dict[str, object]:
     }
 
 
-def _simulated_etcd(vipd: Vipd) -> dict[str, object]:
-    """`Vipd.etcd` in the place of every endpoint."""
+def _simulated_etcd(etcd: SimulatedEtcd) -> dict[str, object]:
+    """It, in the place of every endpoint."""
 
     async def opened(_: object) -> object:
-        return vipd.etcd
+        return etcd
 
     async def not_diagnosed(_: object, error: object, outcome: object, *__: object) -> object:
         return outcome
@@ -654,9 +681,12 @@ class _Announced:
         self._vipd = vipd
 
     async def read(self) -> frozenset[str]:
+        if self._vipd.announce_fault:
+            raise OSError(5, self._vipd.announce_fault)
         return self._vipd.announced
 
     async def ensure(self, addresses: frozenset[str]) -> None:
+        await self.read()
         self._vipd.announced = frozenset(addresses)
 
     async def foreign(self) -> int:

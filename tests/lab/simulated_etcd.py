@@ -13,6 +13,7 @@ from typing import Any
 Json = dict[str, Any]
 
 _NOT_FOUND = (404, {"error": "etcdserver: requested lease not found", "code": 5})
+_DENIED = (403, {"error": "etcdserver: permission denied", "code": 7})
 
 
 class SimulatedEtcd:
@@ -21,23 +22,30 @@ class SimulatedEtcd:
     def __init__(self) -> None:
         self.revision = 1
         self.away = False
-        """Nobody answers while it is set."""
+        """Connections are refused while it is set."""
+        self.seconds = 0.0
+        """How long each answer takes."""
+        self.denies = False
+        """Its user may neither read nor write any more; watches that are open stay so."""
+        self.deaf = False
+        """Its watches miss what is written while it is set."""
         self.kvs: dict[bytes, Json] = {}
         self._leases: dict[str, tuple[int, float]] = {}
         """Seconds that each is granted for, and when it ends."""
         self._numbers = iter(range(7000, 10**9))
         self._watches: list[tuple[Json, Body]] = []
 
-    def post(self, url: str, data: bytes, **_: object) -> Response:
+    def post(self, url: str, data: bytes, timeout: Any = None, **_: object) -> Response:
         """What aiohttp's session would come back with."""
         if self.away:
-            raise ConnectionRefusedError(111, "Connection refused")
+            return Response(0, Body(), self.seconds, timeout)
         self._expire()
         path, asked = "/" + url.split("/", 3)[3], json.loads(data)
-        if path == "/v3/watch":
+        if path == "/v3/watch" and not self.denies:
             return self._watch(asked["create_request"])
-        status, answer = getattr(self, "_" + path.removeprefix("/v3/").replace("/", "_"))(asked)
-        return Response(status, Body(json.dumps(answer).encode(), ended=True))
+        answers = getattr(self, "_" + path.removeprefix("/v3/").replace("/", "_"))
+        status, answer = _DENIED if self.denies else answers(asked)
+        return Response(status, Body(json.dumps(answer).encode(), ended=True), self.seconds, timeout)
 
     async def close(self) -> None:
         """It holds nothing."""
@@ -69,7 +77,7 @@ class SimulatedEtcd:
         )
 
     def _send_event(self, name: bytes, event: Json) -> None:
-        for asked, body in self._watches:
+        for asked, body in self._watches if not self.deaf else ():
             if _holds(asked, name):
                 body.give({"result": {"header": self._header(), "events": [event]}})
 
@@ -177,14 +185,22 @@ class Response:
 
     connection = None
 
-    def __init__(self, status: int, content: Body) -> None:
-        self.status, self.content = status, content
+    def __init__(self, status: int, content: Body, seconds: float = 0.0, timeout: Any = None) -> None:
+        """It comes after some seconds, or not in time. Status 0: the connection is refused then."""
+        self.status, self.content, self._seconds = status, content, seconds
+        self._limit = (timeout and timeout.total) or seconds
 
     def __await__(self) -> Generator[Any, None, Response]:
         yield from asyncio.sleep(0).__await__()
-        return self
+        return (yield from self.__aenter__().__await__())
 
     async def __aenter__(self) -> Response:
+        if self._seconds:
+            await asyncio.sleep(min(self._seconds, self._limit))
+        if self._seconds > self._limit:
+            raise TimeoutError
+        if not self.status:
+            raise ConnectionRefusedError(111, "Connection refused")
         return self
 
     async def __aexit__(self, *_: object) -> None:

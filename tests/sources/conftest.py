@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.lab.node import Node
-from tests.sources.host import Host, namespace
+from tests.sources.host import Host, QuickHost, namespace
 
 
 @pytest.fixture(scope="module")
@@ -18,7 +18,8 @@ def node() -> Iterator[Node]:
 
 
 @pytest.fixture
-def host(node: Node) -> Iterator[Host]:
-    """A vipd that knows nothing yet, and runs."""
-    with Host(node) as running:
+def host(request: pytest.FixtureRequest) -> Iterator[Host]:
+    """A vipd that knows nothing yet, and runs: a daemon for a test that needs root."""
+    daemon = request.node.get_closest_marker("root")
+    with Host(request.getfixturevalue("node")) if daemon else QuickHost() as running:
         yield running

@@ -7,11 +7,8 @@ import shutil
 
 import pytest
 
-from tests.lab.node import Node
 from tests.model.samples import HEAD, block
-from tests.sources.host import BAD, GONE, GOOD, OTHER, Host, chown, link_swap
-
-pytestmark = pytest.mark.root
+from tests.sources.host import BAD, GONE, GOOD, OTHER, Host, QuickHost, chown, link_swap
 
 
 def test_declarations_are_read_by_suffix_and_hidden_names_are_not(host: Host) -> None:
@@ -186,9 +183,9 @@ def test_a_file_behind_a_swapped_link_is_read_anew(host: Host) -> None:
     assert host.step() == {"web"}
 
 
-def test_the_files_of_a_user_share_a_limit_and_each_of_roots_has_its_own(node: Node) -> None:
+def test_the_files_of_a_user_share_a_limit_and_each_of_roots_has_its_own() -> None:
     """However many files a user has, also after a restart. Here an author may have two node ports."""
-    with Host(node, node_ports_per_author=2) as host:
+    with QuickHost(node_ports_per_author=2) as host:
         for number, (name, user) in enumerate({"a": 1234, "b": 1234, "c": 0, "d": 0}.items()):
             two = [f"{{port: {80 + n}, node_port: {31000 + 2 * number + n}}}" for n in range(2)]
             text = f"  - {{name: {name}, address: 10.96.1.{number}, ports: [{', '.join(two)}]}}\n"

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.lab.node import Node
 from tests.model.samples import HEAD, block
-from tests.sources.host import GONE, GOOD, OTHER, Host
-
-pytestmark = pytest.mark.root
+from tests.sources.host import GONE, GOOD, OTHER, Host, QuickHost
 
 SECOND = GOOD + "\n" + block("10.96.0.12", "ntp", "10.244.0.7")
 BLANKS = (
@@ -215,8 +212,8 @@ def test_nothing_flaps_while_an_editor_writes(host: Host, way: str) -> None:
         assert host.backends()["ntp"] == [f"10.244.0.{number}"]
 
 
-def test_a_file_that_is_always_written_holds_nobody_up(node: Node) -> None:
-    with Host(node) as host:
+def test_a_file_that_is_always_written_holds_nobody_up() -> None:
+    with QuickHost() as host:
         path = host.put("a.yaml", SECOND)
         host.step()
         ended = threading.Event()

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab.node import Node
-from tests.sources.host import GOOD, Host
-
-pytestmark = pytest.mark.root
+from tests.sources.host import GOOD, Host, QuickHost
 
 Object = dict[str, Any]
 
@@ -250,10 +247,10 @@ def test_a_dump_becomes_vipd_v1_and_back_again(host: Host) -> None:
     ids=["the host's own, as with k3s", "outside the settings"],
 )
 def test_a_load_balancer_address_that_is_not_allowed_is_refused_alone(
-    node: Node, setting: dict[str, Any], why: str
+    setting: dict[str, Any], why: str
 ) -> None:
     traefik = balancer("traefik", 20, "192.0.2.1", "203.0.113.7")
-    with Host(node, **setting) as host:
+    with QuickHost(**setting) as host:
         host.put("cluster.json", cluster(*WEB, traefik))
         for _ in range(2):
             assert host.step() == {"shop/web", "shop/traefik"}
@@ -272,8 +269,8 @@ def test_a_load_balancer_address_that_is_not_allowed_is_refused_alone(
             host.restart()
 
 
-def test_a_cluster_address_that_is_not_allowed_refuses_its_service(node: Node) -> None:
-    with Host(node, host_addresses=["10.96.0.11"]) as host:
+def test_a_cluster_address_that_is_not_allowed_refuses_its_service() -> None:
+    with QuickHost(host_addresses=["10.96.0.11"]) as host:
         host.put("cluster.json", cluster(*WEB, *API))
         assert host.step() == {"shop/web"}
 

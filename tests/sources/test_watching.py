@@ -6,11 +6,8 @@ import time
 
 import pytest
 
-from tests.lab.node import Node
 from tests.model.samples import HEAD, block
-from tests.sources.host import GOOD, OTHER, Host, chown, link_swap
-
-pytestmark = pytest.mark.root
+from tests.sources.host import GOOD, OTHER, Host, QuickHost, chown, link_swap
 
 
 def named(name: str) -> str:
@@ -57,10 +54,11 @@ def test_a_swapped_link_inside_the_directory_is_seen(host: Host) -> None:
         sees(host, "web" if number == 2 else "s3")
 
 
-def test_a_directory_made_after_the_start_is_seen_with_every_later_save(node: Node) -> None:
-    host = Host(node)
+def test_a_directory_made_after_the_start_is_seen_with_every_later_save() -> None:
+    host = QuickHost()
     host.services_dir.rmdir()
-    host.config.write_text(host.config.read_text().replace("services.d", "services.d/deeper"))
+    directory = str(host.services_dir)
+    host.config.write_text(host.config.read_text().replace(directory, f"{directory}/deeper"))
     with host:
         host.services_dir.mkdir()
         host.services_dir /= "deeper"
@@ -106,11 +104,9 @@ def test_a_directory_exchanged_for_another_is_seen_with_every_later_save(host: H
     sees(host, "s1")
 
 
-def test_a_save_while_vipd_starts_is_seen(node: Node) -> None:
+def test_a_save_while_vipd_starts_is_seen() -> None:
     for number in range(5):
-        with Host(node) as host:
-            host.stop()
-            host.start()
+        with QuickHost() as host:
             host.put("a.yaml", named(f"s{number}"))
             sees(host, f"s{number}")
 
@@ -119,6 +115,7 @@ MANY = 4000
 LARGE = HEAD + "".join(block(f"10.97.{n >> 8}.{n & 255}", f"s{n}", "10.244.0.5") for n in range(MANY))
 
 
+@pytest.mark.root
 def test_what_takes_long_to_read_delays_the_change_of_no_other_author(host: Host) -> None:
     """Three files of one author are saved before another's and come first by name. They are bad, so that
     nobody waits for the kernel."""

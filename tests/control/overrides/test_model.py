@@ -15,7 +15,7 @@ import pytest
 from tests.lab.inside import Answer, Vipd, running
 from vipd.model.override import OverrideTarget
 
-WALKS = int(os.environ.get("VIPD_OVERRIDES", "6"))
+WALKS = int(os.environ.get("VIPD_OVERRIDES", "2"))
 """At night there are more."""
 STEPS = 120
 ETCD = {"endpoints": ["http://etcd:2379"]}
@@ -123,9 +123,7 @@ class Walk:
         subject = subject_of(answer.body["override"])
         assert subject == self.live(place)
         order = answer.body["override"]
-        until, pinned = (
-            datetime.fromisoformat(order[k]) if k in order else None for k in ("until", "pins_until")
-        )
+        until, pinned = times_of(order)
         scope = "fleet" if fleet else "host"
         if admin:
             self.model[Place(scope, subject, "admin")] = Said(admin, reason, until, pinned)
