@@ -48,8 +48,9 @@ class Node:
         return self.ipv4 if family == 4 else self.ipv6
 
     def with_environment(self, **environment: str) -> Node:
-        """The same node with this environment; the lab ends what is started there, too."""
-        return Node(self.namespace, self.name, self.ipv4, self.ipv6, self.started, environment)
+        """The same node with this environment besides; the lab ends what is started there, too."""
+        both = {**self.environment, **environment}
+        return Node(self.namespace, self.name, self.ipv4, self.ipv6, self.started, both)
 
     def run(
         self, *argv: str, check: bool = True, text: str | None = None, timeout: float = COMMAND_SECONDS
