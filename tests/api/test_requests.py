@@ -72,7 +72,7 @@ async def test_a_flag_is_1_or_true_0_or_false(vipd: Vipd) -> None:
         *("store=", "store=file&store=file", "confirm=", "confirm=soon"),
     ):
         assert (await vipd.ask("DELETE", f"/v1/services/web?{query}")).status == 400, query
-    for path in ("events?follow=x", "stats?backends=x", "explain?on_host=x", "maintenance?flows=x"):
+    for path in ("events?follow=x", "stats?backends=x", "maintenance?flows=x"):
         assert (await vipd.ask("GET", f"/v1/{path}")).status == 400, path
     # An empty version would be no protection against a change meanwhile.
     change = {"service": {"respond_to_ping": False}}

@@ -19,7 +19,7 @@ from tests.bench.record import Record
 from tests.bench.report import PICTURES, pictures, publish
 from tests.bench.results import Measurement
 from tests.bench.tables import figures
-from vipd.observe.bench.facts import machine_facts
+from tests.bench.trials.facts import machine_facts
 
 PROJECT = Path(__file__).parents[2]
 QUICK_OUT = PROJECT / "dist" / "bench"

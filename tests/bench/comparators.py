@@ -12,6 +12,9 @@ from typing import Literal
 
 from tests.bench import ipvs_rules
 from tests.bench.kube_proxy_nft import changed_service, whole_table
+from tests.bench.trials.subjects import Subject, count_iptables, count_nft
+from tests.bench.trials.usage import Meter
+from tests.bench.trials.worker import main
 from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.names import ChainId, Rules
@@ -21,9 +24,6 @@ from vipd.host.process import run
 from vipd.host.settings.settings import Settings
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family, Service
-from vipd.observe.bench.subjects import Subject, count_iptables, count_nft
-from vipd.observe.bench.usage import Meter
-from vipd.observe.bench.worker import main
 
 Variant = Literal["nft", "legacy"]
 

@@ -9,15 +9,15 @@ from tests.bench.comparators import KUBE_PROXY_NFT, RESTORES
 from tests.bench.extent import Extent
 from tests.bench.progress import say
 from tests.bench.results import Measurement
+from tests.bench.trials.namespace import TrialError, run_trial
+from tests.bench.trials.subjects import VIPD
+from tests.bench.trials.trial import Outcome, Trial
+from tests.bench.trials.usage import Usage
 from tests.bench.whole_daemon import cold_starts
-from vipd.observe.bench.namespace import TrialError, run_trial
-from vipd.observe.bench.subjects import VIPD
-from vipd.observe.bench.trial import Outcome, Trial
-from vipd.observe.bench.usage import Usage
 
 GROUP = "programming"
 LARGE = 10_000
-OURS = tuple(name for name in VIPD if name != "vipd iptables")
+OURS = tuple(VIPD)
 OTHERS = (*RESTORES, KUBE_PROXY_NFT)
 
 FULL_LOAD, ONE_CHANGE = "full load", "one change"
@@ -61,7 +61,7 @@ def outcome_of(trial: Trial) -> Outcome:
     """What came of a trial, by whichever worker has its subject; a failure is its problem."""
     try:
         return run_trial(
-            trial, "vipd.observe.bench.worker" if trial.subject in VIPD else "tests.bench.comparators"
+            trial, "tests.bench.trials.worker" if trial.subject in VIPD else "tests.bench.comparators"
         )
     except TrialError as error:
         return Outcome(problem=str(error))

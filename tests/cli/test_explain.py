@@ -64,14 +64,3 @@ def test_faults_of_the_daemon(vipctl: Vipctl, daemon: FakeDaemon) -> None:
     daemon.refuse("GET /v1/explain", 400, "malformed", "it has no port")
     assert vipctl("explain", "--from", "local", "10.96.0.10").code == 2
     assert len(daemon.requests) == 2
-
-
-def test_on_host_asks_the_daemon_alone(vipctl: Vipctl, daemon: FakeDaemon, declared: str) -> None:
-    offline = json.loads(
-        vipctl("explain", "-f", declared, *HOST, "--from", "10.10.0.9", "10.96.0.10:53/udp", "-o", "json").out
-    )
-    view = {**offline["explanation"], "verdict": "unknown", "outcomes": [], "backends": []}
-    daemon.answer("GET /v1/explain", {"explanation": view})
-    ended = vipctl("explain", "--on-host", "--from", "10.10.0.9", "10.96.0.10:53/udp")
-    assert (ended.code, daemon.last.query) == (0, "from=10.10.0.9&target=10.96.0.10%3A53%2Fudp&on_host=true")
-    assert "Rules of this host count" in ended.out.splitlines()[-1]

@@ -237,11 +237,9 @@ TARGETS = (
         one_in=6,
     ),
     Target(
-        "explain on a host",
-        _in("vipd/observe/explain", "host_rules", "query", "rule_words"),
+        "questions to explain",
+        _in("vipd/observe/explain", "query", "rule_words"),
         (
-            "tests/observe/explain/test_host_rules.py",
-            "tests/observe/explain/test_foreign_rules.py",
             "tests/observe/explain/test_explain.py",
             "tests/observe/explain/test_api.py",
         ),

@@ -4,7 +4,7 @@ import."""
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vipd.control.announcer import Announcer
@@ -20,14 +20,9 @@ from vipd.model.service import Family, socket_text
 from vipd.observe.announcement_views import announcement_notes
 from vipd.observe.endpoint_views import backend_status_by_address
 from vipd.observe.explain.explanation import Compiled, explain, related
-from vipd.observe.explain.host_reading import read_host
-from vipd.observe.explain.host_rules import HostState
 from vipd.observe.explain.query import ask
 from vipd.observe.explain.rule_words import Options
 from vipd.observe.simulator import Arrival, Packet
-
-ReadHost = Callable[[Family, str, Collection[str]], Awaitable[HostState]]
-READ_HOST: ReadHost = read_host
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +36,10 @@ class RuleInputs:
     """For each address that is to be announced, a note whether it is."""
     refusals: Callable[[ForwardedFlow], tuple[str, ...]] = lambda flow: ()
     """The rules of other programs that may refuse a flow that vipd translates."""
-    host: HostState | None = None
-    """None: only vipd's own rules count."""
 
 
 def rule_inputs(reconciler: Reconciler, dataplane: Dataplane, announcer: Announcer | None) -> RuleInputs:
-    """The input as of now, without this host's rules. Raises RefusedError."""
+    """The input as of now. Raises RefusedError."""
     if not isinstance(dataplane, Compiled):
         raise RefusedError("invalid", "this dataplane has no rules that could be explained")
     return RuleInputs(
@@ -58,20 +51,11 @@ def rule_inputs(reconciler: Reconciler, dataplane: Dataplane, announcer: Announc
     )
 
 
-async def with_host(source: str, target: str, inputs: RuleInputs) -> RuleInputs:
-    """The same with the rules and routes of this host that concern a question. Raises QueryError."""
-    packet = ask(source, target, inputs.forwardings, inputs.host_addresses).packet
-    endpoints = [e.address for f in related(packet, inputs.forwardings) for e in f.reachable()]
-    prefix = inputs.options[packet.family].prefix
-    host = await READ_HOST(packet.family, prefix, (packet.source, packet.destination, *endpoints))
-    return replace(inputs, host=host)
-
-
 def answer(source: str, target: str, inputs: RuleInputs) -> Json:
     """The Explanation, without the health of its backends. Raises QueryError."""
     question = ask(source, target, inputs.forwardings, inputs.host_addresses)
     options = inputs.options[question.packet.family]
-    explanation = explain(question, inputs.forwardings, options, inputs.host_addresses, inputs.host)
+    explanation = explain(question, inputs.forwardings, options, inputs.host_addresses)
     announced = inputs.announced.get(str(question.packet.destination))
     notes = [*explanation.notes, *filter(None, (announced,)), *_refusals(question.packet, inputs)]
     return {**explanation.view(), "notes": notes}

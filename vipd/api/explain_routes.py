@@ -8,7 +8,7 @@ from importlib import import_module
 
 from aiohttp import web
 
-from vipd.api.messages import encoded_json_response, flag_of, route
+from vipd.api.messages import encoded_json_response, route
 from vipd.api.user_quota import UserQuota
 from vipd.control.announcer import Announcer
 from vipd.control.reconciler import Reconciler
@@ -19,9 +19,6 @@ MAX_CONCURRENT = 2
 """Questions that are worked on at a time; others wait for their turn."""
 
 MAX_QUEUED = 32
-
-ON_HOST = "on_host"
-"""The query's key for rules of other programs; who may not change services may not see them."""
 
 
 class ExplainRoutes:
@@ -36,7 +33,7 @@ class ExplainRoutes:
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
-        return [route("GET", "/v1/explain", self.explain, flags=(ON_HOST,), parameters=("from", "target"))]
+        return [route("GET", "/v1/explain", self.explain, parameters=("from", "target"))]
 
     async def end(self, _: web.Application) -> None:
         """Accept no further requests."""
@@ -49,13 +46,11 @@ class ExplainRoutes:
         with self._quota.acquire(request, "too many questions at once", "ask again later"):
             # In a thread, and not when the daemon starts: the simulator is an eighth of all that it imports.
             await loop.run_in_executor(self._threads, import_module, "vipd.api.explain_answers")
-            from vipd.api.explain_answers import add_health, answer, encoded, rule_inputs, with_host
+            from vipd.api.explain_answers import add_health, answer, encoded, rule_inputs
             from vipd.observe.explain.query import QueryError
 
             inputs = rule_inputs(self._reconciler, self._dataplane, self._announcer)
             try:
-                if flag_of(request, ON_HOST):
-                    inputs = await with_host(source, target, inputs)
                 view = await loop.run_in_executor(self._threads, answer, source, target, inputs)
             except QueryError as error:
                 kind: Kind = "not-found" if error.unknown else "malformed"

@@ -13,12 +13,12 @@ from vipd import __version__
 from vipd.api.context import ApiContext
 from vipd.api.dataplane_routes import DataplaneRoutes
 from vipd.api.event_routes import EventRoutes
-from vipd.api.explain_routes import ON_HOST, ExplainRoutes
+from vipd.api.explain_routes import ExplainRoutes
 from vipd.api.fleet_routes import FleetRoutes
 from vipd.api.healthz import healthz_routes
 from vipd.api.history_routes import HistoryRoutes
 from vipd.api.host_routes import HostRoutes
-from vipd.api.messages import flag_of, json_response, route
+from vipd.api.messages import json_response, route
 from vipd.api.override_routes import OverrideRoutes
 from vipd.api.peers import Permission
 from vipd.api.request_bodies import MAX_BODY_BYTES
@@ -212,15 +212,10 @@ def _guard(permission: Permission) -> Middleware:
             what = f"Content-Encoding: {encoding[:40]!a}"
             return _error("encoded", what, "no body is decompressed", "leave it out")
         peer = permission.peer(request.transport)
-        reads_host = flag_of(request, ON_HOST)
-        changes = request.method not in ("GET", "HEAD")
-        if (changes or reads_host) and not await permission.may_change(peer):
-            group = permission.admin_group
-            what = "change services" if changes else "see the rules of this host"
-            why = f"changes are accepted from root and from group {group}"
-            why = why if changes else f"they are shown to root and group {group}"
+        if request.method not in ("GET", "HEAD") and not await permission.may_change(peer):
+            why = f"changes are accepted from root and from group {permission.admin_group}"
             return _error(
-                "forbidden", f"{peer} may not {what}", why, await permission.how_to_get_access(peer)
+                "forbidden", f"{peer} may not change services", why, await permission.how_to_get_access(peer)
             )
         return await handler(request)
 

@@ -32,7 +32,6 @@ HEALTH = Column("HEALTH")
 RULE_COLUMNS = (Column("CHAIN"), Column("SHARE%", right=True), Column("RULE", min_width=20))
 WIDE_RULE_COLUMNS = (Column("CHAIN"), Column("SHARE%", right=True), Column("MEANING"), Column("RULE"))
 
-HOST_SCOPE = "Rules of this host count as they are now; vipctl trace follows a real packet."
 SCOPE = "These are vipd's own rules alone; vipctl trace follows a real packet."
 
 _MAX_BRANCHES = 8
@@ -47,7 +46,7 @@ MALFORMED = 400
 _Row = tuple[str, str, str, str]
 """Chain, share, the meaning of the rule, and the rule itself."""
 
-_COLOURS = {"delivered": "green", "rejected": "red", "dropped": "red", "mixed": "yellow", "unknown": "yellow"}
+_COLOURS = {"delivered": "green", "rejected": "red", "dropped": "red", "mixed": "yellow"}
 
 
 @click.command()
@@ -85,11 +84,6 @@ _COLOURS = {"delivered": "green", "rejected": "red", "dropped": "red", "mixed": 
     type=click.Choice(["iptables", "nftables"]),
     help="With -f: whose rules; default: as set.",
 )
-@click.option(
-    "--on-host",
-    is_flag=True,
-    help="Take rules of other programs and the routes of this host into account.",
-)
 @output_option("text", "wide", "json", "yaml")
 @socket_option
 def explain(
@@ -100,22 +94,18 @@ def explain(
     settings_file: str | None,
     assignments: tuple[str, ...],
     dataplane: str | None,
-    on_host: bool,
     form: str,
 ) -> int:
     """Show what the compiled rules do to a packet, rule by rule, without touching the kernel.
 
     TARGET is ADDR:PORT/PROTOCOL, also of a node port, or the name of a service. With -f FILE, which may be a
-    directory or - for standard input, no daemon is asked. Rules that others put into the kernel are looked
-    at with --on-host alone; the answer names the first one on its way that is not understood. -o wide shows
-    each rule itself, too.
+    directory or - for standard input, no daemon is asked. Rules that others put into the kernel are not
+    looked at; trace shows what a real packet meets. -o wide shows each rule itself, too.
 
     \b
     vipctl explain --from 10.10.0.9 10.96.0.10:53/udp
     vipctl explain --from local -f dns.yaml dns
     """
-    if files and on_host:
-        raise CliError("--on-host asks the daemon of this host, -f does not", hint="one of them", code=USAGE)
     if files:
         # Imported on use: only without a daemon parts of it have to be imported.
         from vipd.cli.inputs import read_inputs
@@ -128,16 +118,16 @@ def explain(
         own = "the daemon has its own"
         raise CliError("--settings, --set and --dataplane go with -f FILE", own, code=USAGE)
     else:
-        view = _asked(source, target, on_host=on_host)
+        view = _asked(source, target)
     if form in ("text", "wide"):
-        print("\n".join(_lines(view, screen(), wide=form == "wide", on_host=on_host)))
+        print("\n".join(_lines(view, screen(), wide=form == "wide")))
     else:
         print(document({"explanation": view}, form))
     return OK
 
 
-def _asked(source: str, target: str, *, on_host: bool) -> Json:
-    query = urlencode({"from": source, "target": target, **({"on_host": "true"} if on_host else {})})
+def _asked(source: str, target: str) -> Json:
+    query = urlencode({"from": source, "target": target})
     try:
         answer: Json = connect().get_query("explain", query)["explanation"]
     except CliError as err:
@@ -148,7 +138,7 @@ def _asked(source: str, target: str, *, on_host: bool) -> Json:
     return answer
 
 
-def _lines(view: Json, terminal: Screen, *, wide: bool = False, on_host: bool = False) -> Iterator[str]:
+def _lines(view: Json, terminal: Screen, *, wide: bool = False) -> Iterator[str]:
     """The answer as text; `wide`: with each rule as it is written, and no column cut."""
     colour = _COLOURS.get(view["verdict"], "bold")
     yield from (terminal.paint(line, colour) for line in prose(view["summary"], terminal))
@@ -165,7 +155,7 @@ def _lines(view: Json, terminal: Screen, *, wide: bool = False, on_host: bool = 
     if view["outcomes"]:
         yield from _rule_lines(view["outcomes"], Screen(None, terminal.colour) if wide else terminal, wide)
     yield ""
-    yield from prose(HOST_SCOPE if on_host else SCOPE, terminal)
+    yield from prose(SCOPE, terminal)
 
 
 def _backend_row(backend: Json, view: Json) -> list[str | Cell]:

@@ -57,7 +57,6 @@ VERB_GROUPS: dict[str, dict[str, Verb]] = {
         "status": Verb("status", "status", "Show how the daemon is doing"),
         "doctor": Verb("doctor", "doctor", "Find what is wrong on this host, and how to mend it"),
         "events": Verb("events", "events", "Show what has happened, why, and by whom"),
-        "bench": Verb("bench", "bench", "Measure what programming and connecting cost here"),
         "history": Verb("history", "history", "Show who changed which services, and when"),
         "export": Verb("list", "export", "Print every service as a declaration"),
     },

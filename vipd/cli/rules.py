@@ -20,8 +20,7 @@ from vipd.host.process import run as run_program
 from vipd.model.formatting import counted, size, thousands
 from vipd.observe.api_client import DEFAULT_SOCKET, Client, ClientError, Json
 from vipd.observe.rule_tree.graph import graphs_of
-from vipd.observe.rule_tree.graphviz import DrawingError, dot, draw
-from vipd.observe.rule_tree.mermaid import mermaid
+from vipd.observe.rule_tree.graphviz import dot
 from vipd.observe.rule_tree.resolve_target import RulesQuery, RulesResult, UnknownTargetError, resolve_target
 from vipd.observe.rule_tree.rows import Summary, heading, rows_of, summary
 from vipd.observe.rule_tree.tree import ServiceTree, SharedTree, faults
@@ -60,9 +59,9 @@ run = partial(run_program, timeout=TIMEOUT_SECONDS)
 @click.option(
     "--format",
     "drawn",
-    type=click.Choice(("text", "dot", "mermaid", "svg")),
+    type=click.Choice(("text", "dot")),
     default="text",
-    help="A tree, or a drawing; svg needs graphviz.",
+    help="A tree, or a drawing for graphviz.",
 )
 @click.option(
     "--all", "everything", is_flag=True, help=f"Show each tree, also of more than {MAX_TREES} services."
@@ -80,7 +79,7 @@ def rules(target: str, drawn: str, everything: bool, form: str) -> int:
     \b
     vipctl rules dns
     vipctl rules VIPD-SEP-YLKAMYDXHH7566LT
-    vipctl rules web --format svg > web.svg
+    vipctl rules web --format dot | dot -Tsvg > web.svg
     """
     if drawn != "text" and form != "text":
         raise CliError(f"-o {form} and --format {drawn} exclude each other", code=USAGE)
@@ -90,7 +89,7 @@ def rules(target: str, drawn: str, everything: bool, form: str) -> int:
     if form in ("json", "yaml"):
         print(document({"rules": _view(answer)}, form))
     elif drawn != "text":
-        sys.stdout.write(_drawing(answer, drawn, everything))
+        sys.stdout.write(_drawing(answer, everything))
     elif lines := list(_lines(answer, everything, screen(), wide=form == "wide")):
         print("\n".join(lines))
     _note(answer)
@@ -141,21 +140,12 @@ def _view(answer: RulesResult) -> Json:
     }
 
 
-def _drawing(answer: RulesResult, drawn: str, everything: bool) -> str:
+def _drawing(answer: RulesResult, everything: bool) -> str:
     trees = answer.services or answer.shared
     if len(trees) > MAX_TREES and not everything:
         what = f"{len(trees)} services make no drawing that anybody can read"
         raise CliError(what, hint="name one, or --all", code=USAGE)
-    graphs = graphs_of(trees)
-    if drawn == "mermaid":
-        return mermaid(graphs)
-    text = dot(graphs)
-    if drawn == "dot":
-        return text
-    try:
-        return asyncio.run(draw(text, run))
-    except DrawingError as error:
-        raise CliError(error.what, error.why, error.hint) from None
+    return dot(graphs_of(trees))
 
 
 def _lines(answer: RulesResult, everything: bool, terminal: Screen, *, wide: bool) -> Iterator[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import errno
 import os
 import shutil
 import signal
@@ -69,11 +68,9 @@ async def run(
     started: Started = nullcontext,
     timeout: float = TIMEOUT_SECONDS,
     stall: float | None = None,
-    max_output: int | None = None,
 ) -> ProgramResult:
     """Run a program to its end. It is killed with all its descendants when the call is cancelled, and after
-    `timeout` seconds, or `stall` seconds without CPU usage; then ProgramTimeoutError is raised. One that
-    prints more than `max_output` bytes is killed, too, and OSError is raised."""
+    `timeout` seconds, or `stall` seconds without CPU usage; then ProgramTimeoutError is raised."""
     process = await _start(argv, {**os.environ, "PATH": _path(), "LC_ALL": "C"})
     watching: asyncio.Task[bool] | None = None
     with started(process.pid):
@@ -81,10 +78,7 @@ async def run(
             async with asyncio.timeout(timeout) as end:
                 if stall:
                     watching = asyncio.create_task(_end_when_stalled(process.pid, stall, end))
-                if max_output is None:
-                    output, errors = await process.communicate(stdin.encode())
-                else:
-                    output, errors = await _limited(process, stdin.encode(), max_output)
+                output, errors = await process.communicate(stdin.encode())
         except TimeoutError:
             await _kill(process)
             idle = watching is not None and watching.done() and watching.result()
@@ -98,28 +92,6 @@ async def run(
     return ProgramResult(
         process.returncode or 0, output.decode(errors="replace"), errors.decode(errors="replace")
     )
-
-
-async def _limited(process: asyncio.subprocess.Process, stdin: bytes, most: int) -> tuple[bytes, bytes]:
-    """As `communicate`, but for a limit on each output. Raises OSError beyond it."""
-    writer, outputs = process.stdin, (process.stdout, process.stderr)
-    if writer is not None:
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            writer.write(stdin)
-            await writer.drain()
-        writer.close()
-    output, errors = await asyncio.gather(*(_read(stream, most) for stream in outputs))
-    await process.wait()
-    return output, errors
-
-
-async def _read(stream: asyncio.StreamReader | None, most: int) -> bytes:
-    found = bytearray()
-    while stream is not None and (chunk := await stream.read(65536)):
-        found += chunk
-        if len(found) > most:
-            raise OSError(errno.EFBIG, f"it printed more than {most} bytes")
-    return bytes(found)
 
 
 def identity(program: str) -> object:

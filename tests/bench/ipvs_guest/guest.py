@@ -21,8 +21,8 @@ from tests.bench.path.programs import Programs
 from tests.bench.path.rules import load_ipvs
 from tests.bench.programming import Collected, outcome_of
 from tests.bench.results import Measurement
+from tests.bench.trials.trial import Trial
 from tests.lab.node import Node
-from vipd.observe.bench.trial import Trial
 
 GROUP = "ipvs"
 SERVICES = 1_000

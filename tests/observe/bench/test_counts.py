@@ -10,8 +10,8 @@ from functools import cache
 
 import pytest
 
-from vipd.observe.bench.namespace import run_trial
-from vipd.observe.bench.trial import Outcome, Trial
+from tests.bench.trials.namespace import run_trial
+from tests.bench.trials.trial import Outcome, Trial
 
 pytestmark = pytest.mark.root
 

@@ -9,9 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -190,9 +188,9 @@ def test_everything_is_shared_chains_then_services(daemon_host: DaemonHost) -> N
 
 @IN_ONE
 def test_a_drawing_of_a_real_service(daemon_host: DaemonHost) -> None:
-    drawing = ET.fromstring(daemon_host.vipctl("shop/web", "--format", "svg").stdout)  # noqa: S314 (by graphviz)
-    assert "10.96.0.20:80/tcp" in {text.text for text in drawing.iter("{http://www.w3.org/2000/svg}text")}
-    assert daemon_host.vipctl("shop/web", "--format", "mermaid").stdout.startswith("flowchart LR\n")
+    drawing = daemon_host.vipctl("shop/web", "--format", "dot").stdout
+    assert drawing.startswith("digraph rules {\n")
+    assert '"10.96.0.20:80/tcp' in drawing
 
 
 @IN_TWO
@@ -217,7 +215,7 @@ def test_a_chain_from_a_log_is_traced_to_its_service(daemon_host: DaemonHost) ->
         (("nothing",), 3, "no service nothing in the kernel; hint: "),
         (("10.96.9.9:80/tcp",), 3, "no service 10.96.9.9:80/tcp"),
         (("VIPD-SEP-AAAAAAAAAAAAAAAA",), 3, "no chain VIPD-SEP-AAAAAAAAAAAAAAAA"),
-        (("--format", "png"), 2, "png"),
+        (("--format", "svg"), 2, "svg"),
         (("shop/web", "--format", "dot", "-o", "json"), 2, "exclude each other"),
         (("shop/web", "dns"), 2, "unexpected extra argument"),
     ],
@@ -239,26 +237,6 @@ def test_without_root_the_way_is_told(daemon_host: DaemonHost) -> None:
     )
     assert done.returncode == 4
     assert done.stderr == "vipctl: the kernel shows its rules to root only; hint: sudo vipctl rules\n"
-
-
-@IN_ONE
-def test_without_graphviz_the_way_is_told(daemon_host: DaemonHost) -> None:
-    dot = shutil.which("dot")
-    assert dot is not None
-    # In a namespace of mounts of its own, dot is a file that nobody can run.
-    hide = f'mount --bind /dev/null {Path(dot).resolve()} && exec "$@"'
-    argv = [
-        "unshare",
-        "--mount",
-        "bash",
-        "-c",
-        hide,
-        "bash",
-        *daemon_host.argv("shop/web", "--format", "svg"),
-    ]
-    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.startswith("vipctl: cannot draw: ")
 
 
 @IN_TWO

@@ -1,40 +1,22 @@
-"""Drawings: graphviz takes what is written for it, the SVG is well-formed, mermaid's text has its form."""
+"""Drawings: graphviz takes what is written for it, and shows it."""
 
 from __future__ import annotations
 
-import asyncio
-import re
 import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Sequence
 
-import pytest
-
 from tests.observe.explain.asking import CASES, family_of_case, rules_text
 from tests.observe.rule_tree.made import SVC, TEXT, forwardings, read, table, with_first
-from vipd.host.process import ProgramResult, run
 from vipd.model.service import Backend, Family, Protocol, Service, ServicePort
 from vipd.observe.rule_tree.graph import Graph, graphs_of
-from vipd.observe.rule_tree.graphviz import DrawingError, dot, draw
-from vipd.observe.rule_tree.mermaid import mermaid
+from vipd.observe.rule_tree.graphviz import dot
 from vipd.observe.rule_tree.nftables_tree import NftablesRules
 from vipd.observe.rule_tree.tree import Node, NodeKind, ServicePortKey, ServiceTree
 
 SVG = "{http://www.w3.org/2000/svg}"
 NASTY = 'a"b\\N<&lt;>\\ #35; `x` |y| ; end {z}'
-"""Text that means something in every language that it is written in."""
-
-STATEMENT = re.compile(
-    r"""flowchart\ LR
-    |\ \ subgraph\ s\d+\ \["[^"<>]*"\]
-    |\ \ end
-    |\ \ \ \ \w+(?:\(\[|\[\[|\[)"(?:[^"<>`|]|<br/>)*"(?:\]\)|\]\]|\])
-    |\ \ \ \ \w+\ -->(?:\|"(?:[^"<>`|]|<br/>)*"\|)?\ \w+
-    |\ \ classDef\ \w+\ [\w:#,\ -]+
-    |\ \ class\ \w+(?:,\w+)*\ \w+""",
-    re.VERBOSE,
-)
-"""A line of a flowchart of mermaid, of the kinds that are written here."""
+"""Text that means something in the language that it is written in."""
 
 
 def graphs(case: str) -> list[Graph]:
@@ -52,9 +34,15 @@ def nasty() -> list[Graph]:
     return graphs_of([ServiceTree(ServicePortKey(NASTY, "tcp"), Family.IPV4, NASTY, (root,))])
 
 
+def graphviz(form: str, text: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        ["dot", f"-T{form}"], input=text, capture_output=True, text=True, check=True, timeout=60
+    )
+
+
 def svg(found: Sequence[Graph]) -> ET.Element:
     """What graphviz draws."""
-    return ET.fromstring(asyncio.run(draw(dot(found), run)))  # noqa: S314 (graphviz wrote it just now)
+    return ET.fromstring(graphviz("svg", dot(found)).stdout)  # noqa: S314 (graphviz wrote it just now)
 
 
 def texts(drawing: ET.Element) -> set[str]:
@@ -83,27 +71,12 @@ def test_a_drawing_has_every_name_and_share() -> None:
 
 def test_graphviz_takes_every_case_without_a_word() -> None:
     every = dot([graph for case in CASES for graph in graphs(case)])
-    done = subprocess.run(
-        ["dot", "-Tcanon"], input=every, capture_output=True, text=True, check=True, timeout=60
-    )
-    assert done.stderr == ""
-
-
-def test_every_line_for_mermaid_has_its_form() -> None:
-    for case in CASES:
-        lines = mermaid(graphs(case)).splitlines()
-        assert [line for line in lines if not STATEMENT.fullmatch(line)] == [], case
-        known = {found[1] for line in lines if (found := re.match(r"    (\w+)[\[(]", line))}
-        arrows = [found for line in lines if (found := re.match(r"    (\w+) -->.* (\w+)$", line))]
-        assert {name for arrow in arrows for name in arrow.groups()} <= known, case
+    assert graphviz("canon", every).stderr == ""
 
 
 def test_names_are_escaped() -> None:
     # Graphviz gives an entity or an escape back as the character, if it was taken for one.
     assert NASTY in texts(svg(nasty()))
-    lines = mermaid(nasty()).splitlines()
-    assert [line for line in lines if not STATEMENT.fullmatch(line)] == []
-    assert "a#quot;b#92;N#lt;#amp;lt;#gt;#92; #35;35; #96;x#96; #124;y#124; ;" in mermaid(nasty())
 
 
 def test_a_drawing_can_be_read_on_white_and_on_black() -> None:
@@ -119,8 +92,6 @@ def test_what_is_wrong_stands_out() -> None:
     found = graphs_of([rules.tree(ServicePortKey("shop/web:http", "tcp"))])
     assert "foreign: -s 9.9.9.9/32 -j RETURN" in texts(svg(found))
     assert "#c62828" in dot(found)
-    assert re.search(r"  class \w+ wrong", mermaid(found))
-    assert "classDef" not in mermaid(graphs("kube-dns"))
 
 
 def test_one_way_stands_once_with_the_flows_of_all_frontends() -> None:
@@ -133,16 +104,3 @@ def test_one_way_stands_once_with_the_flows_of_all_frontends() -> None:
     rules = NftablesRules(rules.reading, both)
     edges = graphs_of([rules.tree(ServicePortKey("web", "tcp"))])[0].edges
     assert len({(edge.start, edge.end, edge.text) for edge in edges}) == len(edges)
-
-
-def test_without_graphviz_the_way_out_is_told() -> None:
-    async def nothing(argv: Sequence[str], stdin: str) -> ProgramResult:
-        raise FileNotFoundError(argv[0])
-
-    with pytest.raises(DrawingError, match="apt install graphviz"):
-        asyncio.run(draw("digraph {}", nothing))
-
-
-def test_graphviz_complaint_is_passed_on() -> None:
-    with pytest.raises(DrawingError, match="syntax error"):
-        asyncio.run(draw("digraph {", run))

@@ -6,7 +6,7 @@ All readers of such text use it. It does not interpret rules: see `vipd.observe.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -17,7 +17,6 @@ from vipd.dataplane.iptables.words import target_of
 _MOST_SHOWN = 80
 """Characters shown of a line that is not understood."""
 _LEFT_OUT = re.compile(r"^# Table `(\w+)' is incompatible", re.MULTILINE)
-_LEFT_OUT_CHAINS = re.compile(r"^# Table `(\w+)' contains incompatible base-chains", re.MULTILINE)
 _UNKNOWN_LINE = re.compile(r"^(?!#|\*\S|:\S+ \S|(?:\[\d+:\d+\] )?-A \S|COMMIT$|[ \t]*$).*", re.MULTILINE)
 """A line that iptables-save never prints: such text must not count as no rules, or all would be rewritten."""
 _SEARCHED_AT_ONCE = 200_000
@@ -94,19 +93,6 @@ def left_out_tables(text: str) -> list[str]:
     """The tables that iptables-nft-save omits because they contain a rule that only nft can show."""
     # Searching a text for a word takes a tenth of the time of trying a pattern at each of its lines.
     return _LEFT_OUT.findall(text) if "# Table `" in text else []
-
-
-def partly_shown_tables(text: str) -> list[str]:
-    """The tables of which iptables-nft-save omits chains that packets enter by a hook: those with names
-    other than iptables' own."""
-    return _LEFT_OUT_CHAINS.findall(text)
-
-
-def without_tables(text: str, tables: Collection[str]) -> str:
-    """The output of iptables-save without these tables."""
-    for table in tables:
-        text = re.sub(rf"^\*{re.escape(table)}\n.*?^COMMIT$\n?", "", text, flags=re.MULTILINE | re.DOTALL)
-    return text
 
 
 def read_tables(text: str) -> SavedTables:

@@ -49,7 +49,7 @@ class TableReader:
     def __init__(
         self, family: Family | None, table: str = "", open_socket: OpenSocket = netlink_socket.open_netlink
     ) -> None:
-        """Without a family and a table only `base_chains`, `table_flags` and `tables_with_sets` work."""
+        """Without a family and a table only `base_chains` and `table_flags` work."""
         self._family, self._table = family, table
         try:
             self._socket = open_socket()
@@ -151,17 +151,6 @@ class TableReader:
             family = FAMILIES.get(message.family, str(message.family))
             found[family, text(each.get(1))] = codec.number(each.get(2))
         return found
-
-    def tables_with_sets(self) -> set[tuple[str, str]]:
-        """The family and the name of every table that has a set or a map, be it within a rule."""
-        with self.understood():
-            return {
-                (
-                    FAMILIES.get(message.family, str(message.family)),
-                    text(attributes(message.attributes).get(1)),
-                )
-                for message in self._messages(codec.GET_SET)
-            }
 
     @property
     def _of(self) -> Family:

@@ -22,22 +22,14 @@ from vipd.observe.explain.explanation_text import (
     of_unused_port,
     outcome_text,
 )
-from vipd.observe.explain.host_rules import (
-    HostState,
-    arriving_by_route,
-    merged_rules,
-    unreachable,
-)
 from vipd.observe.explain.query import Query, is_own
-from vipd.observe.explain.rule_words import Options, is_vipd_rule, step_words
+from vipd.observe.explain.rule_words import Options, step_words
 from vipd.observe.simulator import (
-    Arrival,
     Host,
     Outcome,
     Packet,
     PacketVerdict,
     Ruleset,
-    RulesetError,
     SimulationResult,
     Tables,
     parse_ruleset,
@@ -84,9 +76,6 @@ class Explanation:
     hint: str
     """A suggestion if no service matches the packet; may be empty."""
     notes: tuple[str, ...]
-    options: Options
-    unknown: str = ""
-    """With the rules of the host: the rule on which the outcome depends, and which is not understood."""
 
     @property
     def packet(self) -> Packet:
@@ -95,13 +84,12 @@ class Explanation:
 
     @property
     def verdict(self) -> str:
-        """`delivered`, `rejected`, `dropped` or `unchanged`; `mixed` when it depends on chance, `unknown`
-        when on a rule that is not understood."""
-        return "unknown" if self.unknown else _verdict(self.trace)
+        """`delivered`, `rejected`, `dropped` or `unchanged`; `mixed` when it depends on chance."""
+        return _verdict(self.trace)
 
     def backends(self) -> tuple[Reached, ...]:
         """The backends that packets are delivered to, in rule order."""
-        return () if self.unknown else tuple(_reached(self.trace))
+        return tuple(_reached(self.trace))
 
     def view(self) -> Json:
         """As JSON, in the form that docs/api.md describes. The rules do not say how backends are."""
@@ -131,10 +119,7 @@ class Explanation:
                 }
                 for reached in self.backends()
             ],
-            "outcomes": [
-                _outcome_view(outcome, self.service_port, self.options)
-                for outcome in (() if self.unknown else self.trace.outcomes)
-            ],
+            "outcomes": [_outcome_view(outcome, self.service_port) for outcome in self.trace.outcomes],
         }
 
 
@@ -143,7 +128,6 @@ def explain(
     forwardings: Iterable[Forwarding],
     options: Options,
     host_addresses: Collection[str],
-    host: HostState | None = None,
 ) -> Explanation:
     """The effect of the rules for these forwardings on the query's packet.
 
@@ -153,61 +137,30 @@ def explain(
     those that have a backend in common with them which is the packet's source. All rules and elements of
     other forwardings require an address or a port that the packet never has. With iptables so few are not
     dispatched by groups of addresses, as many may be in the kernel: the steps omit the jumps between such
-    groups. With `host`, its rules and routes count, too; with iptables they contain those of vipd, as the
-    kernel has them.
+    groups.
 
     Raises:
         RulesetError: the simulator does not know the form of a compiled rule; that is a fault in vipd.
     """
     packet = query.packet
     concerned, others = _related(packet, forwardings)
-    unknown = ""
     # Without any forwarding there would be no rules at all, not even those that all packets pass.
     addresses = tuple(sorted(host_addresses))
     own = _own_rules(concerned or others, options, packet.family)
-    found, left_out = trace(own, packet, Host(addresses)), tuple[str, ...]()
-    if host is not None:
-        packet = arriving_by_route(packet, host.devices)
-        try:
-            rules = merged_rules(host, own, options.prefix)
-            left_out = rules.left_out
-            found = trace(rules, packet, Host(addresses, devices=host.devices))
-        except RulesetError as error:
-            unknown = f"{error.text} ({error.why})" if error.text else error.why
+    found = trace(own, packet, Host(addresses))
     context = PacketContext(
         packet, concerned, options, destination_is_local=is_own(packet.destination, host_addresses)
     )
     owner = context.owner()
-    clause, reason = (_UNKNOWN, unknown) if unknown else _outcome_texts(found, context)
-    said = notes(query, owner, several_backends=len(found.shares()) > 1)
+    clause, reason = _outcome_texts(found, context)
     return Explanation(
         found,
         owner.key.service_port if owner else "",
         f"{_place(packet)} {clause}",
         reason,
-        hint(context) if _unserved(found) and not unknown else "",
-        said if host is None else (*said, *_host_notes(host, packet, left_out, found)),
-        options,
-        unknown,
+        hint(context) if _unserved(found) else "",
+        notes(query, owner, several_backends=len(found.shares()) > 1),
     )
-
-
-def _host_notes(
-    host: HostState, packet: Packet, left_out: Collection[str], found: SimulationResult
-) -> Iterator[str]:
-    """What is assumed of the host, and what is not looked at."""
-    if packet.arriving is Arrival.FORWARDED:
-        known = packet.in_interface
-        yield f"it is assumed to come by {known or 'an interface that no rule names'}" + (
-            ", for replies leave by it" if known else f": this host has no route to {packet.source}"
-        )
-    backends = [outcome.backend for outcome in found.outcomes if outcome.backend]
-    yield from (f"this host has no route to {address}" for address in unreachable(backends, host.devices))
-    yield from (f"{name} is at a hook that is not looked at" for name in left_out)
-    yield from (f"not looked at: {fault}" for fault in host.faults)
-
-
-_UNKNOWN = "cannot be told: not all rules of this host are understood"
 
 
 def _own_rules(forwardings: Iterable[Forwarding], options: Options, family: Family) -> Ruleset | Tables:
@@ -295,7 +248,7 @@ def _verdict(found: SimulationResult) -> str:
     return verdicts.pop() if len(verdicts) == 1 else "mixed"
 
 
-def _outcome_view(outcome: Outcome, service_port: str, options: Options) -> Json:
+def _outcome_view(outcome: Outcome, service_port: str) -> Json:
     return {
         "verdict": str(outcome.verdict),
         "backend": outcome.backend,
@@ -308,7 +261,7 @@ def _outcome_view(outcome: Outcome, service_port: str, options: Options) -> Json
                 "rule": step.rule,
                 "comment": step.comment,
                 "element": step.element,
-                "meaning": step_words(step, service_port) if is_vipd_rule(step, options) else step.rule,
+                "meaning": step_words(step, service_port),
             }
             for step in outcome.steps
         ],

@@ -16,7 +16,7 @@ from vipd.declaration.syntax import duration_text
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Balance, Frontend, Protocol, socket_text
 from vipd.observe.explain.query import Query
-from vipd.observe.explain.rule_words import Options, in_table, is_vipd_rule
+from vipd.observe.explain.rule_words import Options, in_table
 from vipd.observe.simulator import Outcome, Packet, PacketVerdict, Step
 
 _MAX_NAMED = 6
@@ -61,8 +61,6 @@ def outcome_text(outcome: Outcome, context: PacketContext) -> OutcomeText:
     owner = context.owner(outcome.backend or "")
     refused = "refused" if outcome.verdict is PacketVerdict.REJECTED else "dropped"
     does = f"is translated to {outcome.backend}, then {refused}" if outcome.backend else f"is {refused}"
-    if not is_vipd_rule(last, context.options):
-        return OutcomeText(f"{does} by a rule that is not vipd's", f"{last.table} {last.chain}: {last.rule}")
     if owner is None and of_unused_port(last):
         return OutcomeText(
             f"{does}: no service has this address and port",

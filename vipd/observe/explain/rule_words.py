@@ -10,7 +10,7 @@ from vipd.dataplane.iptables.names import ChainId
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.nftables.descriptions import describe as describe_nftables
 from vipd.dataplane.nftables.descriptions import describe_element
-from vipd.dataplane.nftables.options import TableOptions, table_name
+from vipd.dataplane.nftables.options import TableOptions
 from vipd.observe.simulator import Step
 
 _HOLDER = re.compile(r"@(\w+)")
@@ -33,18 +33,9 @@ def step_words(step: Step, service_port: str = "") -> str:
     return f"{words}: {found}" if found else words
 
 
-def is_vipd_rule(step: Step, options: Options) -> bool:
-    """Whether the rule of a step is vipd's."""
-    if isinstance(options, TableOptions):
-        return step.table.partition(" ")[2] == table_name(options.prefix)
-    if step.chain.startswith(f"{options.prefix}-"):
-        return True
-    return not in_table(step) and f" -j {options.prefix}-" in step.rule
-
-
 def in_table(step: Step) -> bool:
     """The step is of the nftables dataplane."""
-    return step.table.startswith(("ip ", "ip6 ", "inet "))
+    return step.table.startswith(("ip ", "ip6 "))
 
 
 def _slots(step: Step) -> str:

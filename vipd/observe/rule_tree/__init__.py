@@ -1,7 +1,7 @@
 """The rules in the kernel, as a tree: of services, chains or maps, backends; with counters.
 
-Four modules read the kernel or run programs: `resolve_target.py`, `read_iptables.py`, `read_nftables.py` and
-`graphviz.py`. All others work on texts and values.
+Three modules read the kernel or run programs: `resolve_target.py`, `read_iptables.py` and
+`read_nftables.py`. All others work on texts and values.
 
 | file | what |
 |---|---|
@@ -15,7 +15,7 @@ Four modules read the kernel or run programs: `resolve_target.py`, `read_iptable
 | `expected.py` | services as the daemon has them, and trees compared with them |
 | `kernel_rules.py` | all that was read: the trees of what is asked for |
 | `rows.py` | trees as lines of a screen |
-| `graph.py`, `graphviz.py`, `mermaid.py` | drawings |
+| `graph.py`, `graphviz.py` | drawings |
 
 The words for rules are beside the compilers: `vipd/dataplane/*/descriptions.py`.
 """

@@ -1,4 +1,4 @@
-"""Trees as boxes and edges: the input of `graphviz.py` and `mermaid.py`. Pure."""
+"""Trees as boxes and edges: the input of `graphviz.py`. Pure."""
 
 from __future__ import annotations
 

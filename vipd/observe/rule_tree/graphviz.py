@@ -1,4 +1,4 @@
-"""A graph in the language of graphviz, and graphviz's SVG of it.
+"""A graph in the language of graphviz. Pure.
 
 Boxes have a light ground and dark text; lines and their labels are in a grey that is visible on white and on
 black; the ground is transparent.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from vipd.host.process import ProgramTimeoutError, Runner
 from vipd.observe.rule_tree.graph import Box, Graph
 from vipd.observe.rule_tree.tree import NodeKind
 
@@ -49,29 +48,3 @@ def quoted(text: str) -> str:
     """A string: nothing in it is an escape, an entity or its end; lines stay lines."""
     plain = text.replace("\\", "\\\\").replace('"', '\\"').replace("&", "&amp;")
     return '"' + plain.replace("\n", "\\n") + '"'
-
-
-class DrawingError(RuntimeError):
-    """A drawing could not be made: what, why, hint."""
-
-    def __init__(self, what: str, why: str, hint: str = "") -> None:
-        super().__init__(f"{what}: {why}" + (f"; hint: {hint}" if hint else ""))
-        self.what, self.why, self.hint = what, why, hint
-
-
-async def draw(text: str, run: Runner) -> str:
-    """The SVG that graphviz makes of a text in its language. Raises DrawingError."""
-    try:
-        finished = await run(["dot", "-Tsvg"], text)
-    except FileNotFoundError:
-        hint = "apt install graphviz, or --format mermaid, which needs no program"
-        raise DrawingError("cannot draw", "there is no program dot", hint) from None
-    except OSError as error:
-        raise DrawingError("cannot draw", f"dot cannot be run: {error.strerror or error}") from None
-    except ProgramTimeoutError as error:
-        raise DrawingError("cannot draw", str(error), "name one service") from None
-    if finished.exit_code or not finished.stdout:
-        raise DrawingError(
-            "cannot draw", " ".join(finished.stderr.split()) or f"exit code {finished.exit_code}"
-        )
-    return finished.stdout

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import ip_address
 
@@ -38,12 +37,6 @@ class Packet:
     """Destination port; None for ICMP."""
     source_port: int = 40000
     arriving: Arrival = Arrival.FORWARDED
-    in_interface: str | None = None
-    """None: one that no rule names."""
-    out_interface: str | None = None
-    """None: one that no rule names. From a process to this host it is always `lo`."""
-    icmp_type: int | None = None
-    """None: an echo request."""
 
     def __post_init__(self) -> None:
         if ip_address(self.source).version != ip_address(self.destination).version:
@@ -73,5 +66,3 @@ class Host:
 
     addresses: tuple[str, ...] = ()
     affinity_lists: frozenset[str] = frozenset()
-    devices: Mapping[str, str] = field(default_factory=dict)
-    """The interface by which packets to an address leave, where that is known."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from ipaddress import ip_address
 from types import MappingProxyType
@@ -31,8 +31,6 @@ class LocalAddresses:
     own: frozenset[int]
     primary: int | None
     """The first own address that is not loopback: the source after masquerading."""
-    devices: Mapping[int, str] = field(default_factory=dict, hash=False)
-    """As `Host.devices`."""
 
     @classmethod
     def of(cls, host: Host, family: Family) -> LocalAddresses:
@@ -40,8 +38,7 @@ class LocalAddresses:
         parsed = [ip_address(a) for a in host.addresses]
         wanted = [a for a in parsed if a.version == family]
         primary = next((int(a) for a in wanted if not a.is_loopback), None)
-        devices = {int(ip_address(a)): name for a, name in host.devices.items()}
-        return cls(family, frozenset(map(int, wanted)), primary, devices)
+        return cls(family, frozenset(map(int, wanted)), primary)
 
     @property
     def loopback(self) -> int:
@@ -105,8 +102,6 @@ class PacketState(NamedTuple):
     """Recent lists that contain the packet's source."""
     from_here: bool
     """A process of this host sent it."""
-    in_interface: str = ""
-    out_interface: str = ""
     mark: int = 0
     connection_mark: int = 0
     states: frozenset[str] = frozenset({"NEW"})
@@ -121,7 +116,6 @@ class PacketState(NamedTuple):
     @classmethod
     def first(cls, packet: Packet, host: Host) -> PacketState:
         """The packet before any rule."""
-        icmp = _ECHO_REQUEST[packet.family] if packet.icmp_type is None else packet.icmp_type
         source, destination = int(ip_address(packet.source)), int(ip_address(packet.destination))
         return cls(
             local_addresses=LocalAddresses.of(host, packet.family),
@@ -130,7 +124,7 @@ class PacketState(NamedTuple):
             protocol=PROTOCOLS[packet.protocol],
             source_port=None if packet.port is None else packet.source_port,
             port=packet.port,
-            icmp_type=icmp if packet.port is None else None,
+            icmp_type=_ECHO_REQUEST[packet.family] if packet.port is None else None,
             original_source=source,
             original_destination=destination,
             original_port=packet.port,

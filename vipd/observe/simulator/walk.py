@@ -51,10 +51,6 @@ class BaseChain(Protocol[Position]):
         """As a step names it."""
 
     @property
-    def priority(self) -> int:
-        """In the kernel's order of a hook: the lowest first."""
-
-    @property
     def nat(self) -> bool:
         """Whether it runs only once for a flow."""
 
@@ -90,13 +86,12 @@ def trace(rules: Rules, packet: Packet, host: Host) -> SimulationResult:
 
     Raises:
         ValueError: the packet is not of the rules' family.
-        UnknownRule: the packet reaches a rule that was not understood (rulesets read without `strict`).
         RulesetError: a translation or a rejection is reached from a hook where the kernel does not allow it.
     """
     if packet.family is not rules.family:
         raise ValueError(f"{packet.destination} is not {rules.family}")
     first = _through_hook(
-        rules, packet, _FIRST[packet.arriving], [(PacketState.first(packet, host), RuleVerdict.ACCEPT)]
+        rules, _FIRST[packet.arriving], [(PacketState.first(packet, host), RuleVerdict.ACCEPT)]
     )
     return SimulationResult(packet, _merged(_finished(rules, packet, first)))
 
@@ -106,15 +101,13 @@ def _finished(rules: Rules, packet: Packet, branches: Iterable[ChainResult]) -> 
     for state, verdict in branches:
         going: Sequence[ChainResult] = [(state, verdict)]
         for hook in _AFTER[packet.arriving, state.for_this_host]:
-            going = _through_hook(rules, packet, hook, going)
+            going = _through_hook(rules, hook, going)
         yield from going
 
 
-def _through_hook(
-    rules: Rules, packet: Packet, hook: str, branches: Sequence[ChainResult]
-) -> Sequence[ChainResult]:
+def _through_hook(rules: Rules, hook: str, branches: Sequence[ChainResult]) -> Sequence[ChainResult]:
     decides = DECIDES.get(hook)
-    going = [(_at_hook(packet, hook, state), verdict) for state, verdict in branches]
+    going = list(branches)
     for chain in rules.base_chains(hook):
         asked = going
         going = []
@@ -145,21 +138,6 @@ def _by_policy(chain: BaseChain[Position], state: PacketState) -> ChainResult:
     if chain.policy is RuleVerdict.ACCEPT:
         return state, chain.policy
     return state.with_step(Step(chain.table, chain.name, f"policy {chain.policy}")), chain.policy
-
-
-def _at_hook(packet: Packet, hook: str, state: PacketState) -> PacketState:
-    local = packet.arriving is Arrival.LOCAL
-    incoming = packet.in_interface if not local else "lo" if hook == "input" else None
-    return state._replace(in_interface=incoming or "", out_interface=_outgoing(packet, hook, state) or "")
-
-
-def _outgoing(packet: Packet, hook: str, state: PacketState) -> str | None:
-    if hook in ("prerouting", "input"):
-        return None
-    # All of OUTPUT keeps the output interface of the first destination, even after DNAT (measured, 6.18).
-    destination = state.original_destination if hook == "output" else state.destination
-    stays = packet.arriving is Arrival.LOCAL and state.local_addresses.holds(destination)
-    return "lo" if stays else packet.out_interface or state.local_addresses.devices.get(destination)
 
 
 def _merged(branches: Iterable[ChainResult]) -> tuple[Outcome, ...]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vipd.observe.simulator.errors import RulesetError, UnknownRule
+from vipd.observe.simulator.errors import RulesetError
 from vipd.observe.simulator.iptables.matches import Remember
 from vipd.observe.simulator.iptables.rules import Rule
-from vipd.observe.simulator.iptables.targets import End, Jump, Opaque, Return
+from vipd.observe.simulator.iptables.targets import End, Jump, Return
 from vipd.observe.simulator.outcome import RuleVerdict, Step
 from vipd.observe.simulator.packet_state import PacketState
 
@@ -38,8 +38,6 @@ class BuiltInChain:
     policy: RuleVerdict
     chains: Mapping[str, tuple[Rule, ...]]
     """All chains of the table."""
-    priority: int = 0
-    """In the order of the kernel's hook."""
 
     @property
     def nat(self) -> bool:
@@ -52,7 +50,7 @@ class BuiltInChain:
 
     def follow(self, packet: PacketState, position: Position) -> Sequence[tuple[PacketState, NextStep]]:
         """The effect of the next matching rule, and the way past it if it matches by chance. Raises
-        UnknownRule and RulesetError."""
+        RulesetError."""
         rule, index = self._matching(packet, position)
         if rule is None:
             return [(packet, position.caller)]
@@ -89,17 +87,7 @@ class BuiltInChain:
             case Return():
                 return packet, position.caller
             case Jump():
-                return packet, self._jumped(target, rule, position)
-            case Opaque():
-                raise UnknownRule(f"{self.table}: {rule.text}", target.why)
+                return packet, Position(target.chain, 0, position.caller if target.goto else position.next())
         if target.hooks and self.name not in target.hooks:
             raise RulesetError(rule.text, f"{type(target).__name__.upper()} is reached from {self.name}")
         return target.rewrite(packet), RuleVerdict.ACCEPT if target.final else position.next()
-
-    def _jumped(self, jump: Jump, rule: Rule, position: Position) -> Position:
-        if jump.chain not in self.chains:
-            raise UnknownRule(
-                f"{self.table}: {rule.text}",
-                f"unknown rule ({jump.chain} is neither a known target nor a chain)",
-            )
-        return Position(jump.chain, 0, position.caller if jump.goto else position.next())

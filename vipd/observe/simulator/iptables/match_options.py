@@ -15,8 +15,8 @@ from vipd.observe.simulator.iptables.matches import (
     IsLocal,
     Marked,
     Match,
+    NotSimulated,
     OverLimit,
-    PortAmong,
     PortIn,
     RecentlySeen,
     Remember,
@@ -141,7 +141,9 @@ def _multiport(given: GivenOptions) -> Matches:
     if not given.protocol:
         raise ValueError("-m multiport needs -p")
     option = given.required("--sports", "--dports", "--ports")
-    return (PortAmong(option.name[2:], tuple(map(port_range, option.value.split(","))), option.negated),)
+    for ports in option.value.split(","):
+        port_range(ports)
+    return (NotSimulated(option.name),)
 
 
 def _statistic(given: GivenOptions) -> Matches:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol
 
+from vipd.observe.simulator.errors import UnknownRule
 from vipd.observe.simulator.packet_state import PROTOCOLS, PacketState
 
 
@@ -55,35 +56,14 @@ class HasProtocol:
 
 
 @dataclass(frozen=True, slots=True)
-class ByInterface:
-    """`-i` and `-o`. A name that ends in `+` matches all names with that prefix."""
+class NotSimulated:
+    """`-i`, `-o` and `-m multiport`, which others write: a rule with it can be read, and not be traced."""
 
-    incoming: bool
-    name: str
-    negated: bool = False
+    option: str
 
     def accepts(self, packet: PacketState) -> bool:
-        """The interface is the named one. If the packet has none, only a negation or `+` matches."""
-        name = packet.in_interface if self.incoming else packet.out_interface
-        if self.name.endswith("+"):
-            return name.startswith(self.name[:-1]) != self.negated
-        return (name == self.name) != self.negated
-
-
-@dataclass(frozen=True, slots=True)
-class PortAmong:
-    """`-m multiport`: `which` is `sports`, `dports`, or `ports` for either."""
-
-    which: str
-    ranges: tuple[tuple[int, int], ...]
-    negated: bool = False
-
-    def accepts(self, packet: PacketState) -> bool:
-        """A port is in one of the ranges."""
-        sides = {"sports": (packet.source_port,), "dports": (packet.port,)}
-        ports = sides.get(self.which, (packet.source_port, packet.port))
-        among = any(p is not None and low <= p <= high for p in ports for low, high in self.ranges)
-        return among != self.negated
+        """Raises UnknownRule."""
+        raise UnknownRule(self.option, "no packet is traced past this option")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 from vipd.model.service import Family
@@ -13,10 +11,10 @@ from vipd.observe.simulator.iptables import match_options, target_options
 from vipd.observe.simulator.iptables.matches import (
     Always,
     AtRandom,
-    ByInterface,
     HasProtocol,
     InPrefix,
     Match,
+    NotSimulated,
     Side,
 )
 from vipd.observe.simulator.iptables.options import (
@@ -27,7 +25,7 @@ from vipd.observe.simulator.iptables.options import (
     prefix,
     protocol_number,
 )
-from vipd.observe.simulator.iptables.targets import Opaque, Target
+from vipd.observe.simulator.iptables.targets import Target
 
 _HEADER = {
     "-s": "-s", "--source": "-s", "--src": "-s",
@@ -42,10 +40,9 @@ _TARGET = {"-j": False, "--jump": False, "-g": True, "--goto": True}
 
 @dataclass(frozen=True)
 class Rule:
-    """A rule of one chain. Rules of equal meaning are equal: spelling and the order of header options do not
-    count."""
+    """A rule of one chain."""
 
-    text: str = field(compare=False)
+    text: str
     matches: tuple[Match, ...]
     """Header conditions in a fixed order, then those of extensions in their own order."""
     target: Target
@@ -79,61 +76,6 @@ def parse_rule(words: list[str], text: str, table: str, family: Family) -> Rule:
         return _Reader(words, table, family).rule(text)
     except ValueError as error:
         raise UnknownRule(text, f"unknown rule ({error})") from None
-
-
-WITHOUT_VERDICT = frozenset(
-    {
-        *("LOG", "NFLOG", "ULOG", "TRACE", "AUDIT", "TCPMSS", "CHECKSUM", "CLASSIFY", "TOS", "DSCP", "TTL"),
-        *("HL", "SECMARK", "CONNSECMARK", "RATEEST", "LED", "IDLETIMER"),
-    }
-)
-"""Targets that neither decide on a packet nor change what other rules match on."""
-
-
-def partial_rule(words: list[str], text: str, table: str, family: Family, why: str) -> Rule:
-    """A rule that `parse_rule` refuses because of `why`: those of its conditions that are known, and a target
-    that is not, unless it can decide nothing."""
-    targets = [words[i + 1] for i, word in enumerate(words[:-1]) if word in _TARGET]
-    known: list[Match] = []
-    for part in _condition_parts(words):
-        with contextlib.suppress(ValueError):
-            known += _Reader(part, table, family).rule(text).matches
-    passes = not targets or targets[0] in WITHOUT_VERDICT
-    return Rule(text, tuple(known), None if passes else Opaque(tuple(words), why))
-
-
-def _condition_parts(words: list[str]) -> Iterator[list[str]]:
-    """The conditions of a rule, each by itself; those of extensions with the `-p` that they may need."""
-    parts: list[list[str]] = []
-    protocol: list[str] = []
-    for word in words:
-        if word in _TARGET:
-            break
-        begins = word in _HEADER or word in _MATCH
-        if word == "!" or (begins and (not parts or parts[-1] != ["!"])):
-            parts.append([])
-        elif not parts:
-            return
-        parts[-1].append(word)
-    for part in _joined(parts):
-        if part[0] in _HEADER and _HEADER[part[0]] == "-p":
-            protocol = part
-        yield part if part[0] in _HEADER or part[0] == "!" else [*protocol, *part]
-
-
-def _joined(parts: list[list[str]]) -> Iterator[list[str]]:
-    """An option of an extension with `!` before it belongs to the extension."""
-    waiting: list[str] = []
-    for part in parts:
-        of_extension = part[0] == "!" and part[1:2] and part[1] not in _HEADER
-        if of_extension and waiting:
-            waiting += part
-            continue
-        if waiting:
-            yield waiting
-        waiting = list(part)
-    if waiting:
-        yield waiting
 
 
 class _Reader:
@@ -218,9 +160,7 @@ class _Reader:
         for name, side in (("-s", Side.SOURCE), ("-d", Side.DESTINATION)):
             if option := self._header.get(name):
                 found.append(InPrefix(side, *prefix(option.value, self._family), negated=option.negated))
-        for name in ("-i", "-o"):
-            if option := self._header.get(name):
-                found.append(ByInterface(name == "-i", option.value, option.negated))
+        found += [NotSimulated(name) for name in ("-i", "-o") if name in self._header]
         if option := self._header.get("-p"):
             number = protocol_number(option.value)
             if number == 0 and option.negated:
@@ -242,7 +182,7 @@ class _Reader:
         known = None if goto else target_options.EXTENSIONS.get(name)
         if known is None:
             return target_options.chain_target(name, goto)
-        if self._table not in target_options.TABLES.get(name, (self._table,)):
+        if target_options.OWN_TABLE.get(name, self._table) != self._table:
             raise ValueError(f"{name} has no place in table {self._table}")
         return known
 

@@ -1,18 +1,17 @@
-"""Tables of chains, built line by line as iptables-restore --noflush would build them."""
+"""Tables of chains, built line by line as iptables-restore would build them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from vipd.dataplane.iptables.words import split_words
 from vipd.model.service import Family
 from vipd.observe.simulator.errors import RulesetError, UnknownRule, chains_in_loops
 from vipd.observe.simulator.iptables.base_chain import BuiltInChain
-from vipd.observe.simulator.iptables.matches import OverLimit, RecentlySeen
-from vipd.observe.simulator.iptables.options import Cursor, number
-from vipd.observe.simulator.iptables.rules import WITHOUT_VERDICT, Rule, parse_rule, partial_rule
-from vipd.observe.simulator.iptables.targets import Jump, Opaque
+from vipd.observe.simulator.iptables.options import Cursor
+from vipd.observe.simulator.iptables.rules import Rule, parse_rule
+from vipd.observe.simulator.iptables.targets import Jump
 from vipd.observe.simulator.outcome import RuleVerdict
 
 BUILT_IN = {
@@ -21,19 +20,8 @@ BUILT_IN = {
 }
 """The tables that are traced and the chains the kernel calls in them."""
 
-OTHERS_BUILT_IN = {
-    "raw": ("PREROUTING", "OUTPUT"),
-    "mangle": ("PREROUTING", "INPUT", "FORWARD", "OUTPUT", "POSTROUTING"),
-    **BUILT_IN,
-    "security": ("INPUT", "FORWARD", "OUTPUT"),
-}
-"""The same of all tables, which other programs use."""
-
-_PRIORITIES = {"raw": -300, "mangle": -150, "filter": 0, "security": 50}
-"""include/uapi/linux/netfilter_ipv4.h; the table nat has one for destinations and one for sources."""
-_NAT = {"PREROUTING": -100, "OUTPUT": -100, "INPUT": 100, "POSTROUTING": 100}
-
-_MAX_RULES = 2**31
+_ORDER = (("nat", "filter"), ("filter", "nat"))
+"""By hook: destinations are translated before the filter, sources after it (input alone has both)."""
 
 
 @dataclass(slots=True)
@@ -57,30 +45,23 @@ class Ruleset:
     def base_chains(self, hook: str) -> list[BuiltInChain]:
         """The built-in chains of a hook in the order of the kernel."""
         name = hook.upper()
-        found = [
-            BuiltInChain(
-                table, name, policies[name], self.chains[table], _PRIORITIES.get(table, _NAT.get(name, 0))
-            )
-            for table, policies in self.policies.items()
-            if name in policies
+        return [
+            BuiltInChain(table, name, self.policies[table][name], self.chains[table])
+            for table in _ORDER[hook == "input"]
+            if name in BUILT_IN[table]
         ]
-        return sorted(found, key=lambda chain: chain.priority)
 
 
-def parse_ruleset(text: str, family: Family, *, strict: bool = True, prefix: str = "") -> Ruleset:
-    """The rules after `text` is restored with --noflush into an empty network namespace.
+def parse_ruleset(text: str, family: Family) -> Ruleset:
+    """The rules after `text` is restored into an empty network namespace.
 
-    `text` is iptables-save output, restore input, or several such texts in a row. With `strict` off, an
-    unknown rule raises only when a packet reaches it that meets all of its conditions that are known, and all
-    tables are traced: for hosts with rules of other programs. What such a rule remembers of clients, or
-    counts, is unknown, unless its chain's name has vipd's `prefix`.
+    `text` is iptables-save output, restore input of new chains, or several such texts in a row.
 
     Raises:
         UnknownRule: a rule form is not known, or a rule is in a table other than nat and filter.
-        RulesetError: iptables-restore would reject the text: a chain that is missing or still in use,
-            a missing COMMIT, a loop.
+        RulesetError: iptables-restore would reject the text: a chain or a COMMIT that is missing, a loop.
     """
-    builder = _Builder(family, strict, prefix)
+    builder = _Builder(family)
     for raw in text.splitlines():
         line = raw.strip()
         if line and not line.startswith("#"):
@@ -89,13 +70,11 @@ def parse_ruleset(text: str, family: Family, *, strict: bool = True, prefix: str
 
 
 class _Builder:
-    def __init__(self, family: Family, strict: bool, prefix: str) -> None:
+    def __init__(self, family: Family) -> None:
         self._family = family
-        self._strict = strict
-        self._own = f"{prefix}-"
         self._tables = {
             name: _Table(dict.fromkeys(hooks, RuleVerdict.ACCEPT), {hook: [] for hook in hooks})
-            for name, hooks in (BUILT_IN if strict else OTHERS_BUILT_IN).items()
+            for name, hooks in BUILT_IN.items()
         }
         self._open = ""
 
@@ -113,7 +92,7 @@ class _Builder:
         elif line.startswith(":"):
             self._declare(line)
         else:
-            self._command(line)
+            self._append(line)
 
     def finish(self) -> Ruleset:
         """The ruleset after the last line."""
@@ -137,15 +116,14 @@ class _Builder:
     def _commit(self) -> None:
         table = self._tables.get(self._open)
         if table is not None:
-            if self._strict:
-                _check_jumps(table)
+            _check_jumps(table)
             _check_loops(table)
         self._open = ""
 
     def _declare(self, line: str) -> None:
         parts = line[1:].split()
         chain, policy = (*parts[:2], "")[:2] if len(parts) > 1 else ("", "")
-        if chain in self._table.policies:
+        if chain in BUILT_IN[self._open]:
             self._set_policy(chain, policy, line)
         elif chain and policy == "-":
             self._table.chains[chain] = []
@@ -159,7 +137,7 @@ class _Builder:
             raise RulesetError(line, f"policy {policy} is not known")
         self._table.policies[chain] = RuleVerdict(policy)
 
-    def _command(self, line: str) -> None:
+    def _append(self, line: str) -> None:
         try:
             words = split_words(line)
             # `iptables-save -c` puts the counters of a rule first.
@@ -168,85 +146,11 @@ class _Builder:
             rest = [cursor.take() for _ in iter(cursor.__bool__, False)]
         except ValueError as error:
             raise UnknownRule(line, f"unknown line ({error})") from None
-        if verb in ("-N", "--new-chain"):
-            return self._create(chain, line)
+        if verb not in ("-A", "--append"):
+            raise UnknownRule(line, "unknown command")
         if chain not in self._table.chains:
             raise RulesetError(line, f"table {self._open} has no chain {chain}")
-        return self._change(verb, chain, rest, line)
-
-    def _change(self, verb: str, chain: str, rest: list[str], line: str) -> None:
-        match verb:
-            case "-A" | "--append":
-                self._table.chains[chain].append(self._rule(chain, rest, line))
-            case "-I" | "--insert":
-                self._insert(chain, rest, line)
-            case "-D" | "--delete":
-                self._delete(chain, rest, line)
-            case "-F" | "--flush" if not rest:
-                self._table.chains[chain].clear()
-            case "-X" | "--delete-chain" if not rest:
-                self._remove(chain, line)
-            case "-P" | "--policy" if len(rest) == 1 and chain in self._table.policies:
-                self._set_policy(chain, rest[0], line)
-            case _:
-                raise UnknownRule(line, "unknown command")
-
-    def _create(self, chain: str, line: str) -> None:
-        if chain in self._table.chains:
-            raise RulesetError(line, f"chain {chain} is there already")
-        self._table.chains[chain] = []
-
-    def _insert(self, chain: str, rest: list[str], line: str) -> None:
-        rules = self._table.chains[chain]
-        place, rest = _place(rest)
-        place = 1 if place is None else place
-        if not 1 <= place <= len(rules) + 1:
-            raise RulesetError(line, f"chain {chain} has no place {place}")
-        rules.insert(place - 1, self._rule(chain, rest, line))
-
-    def _delete(self, chain: str, rest: list[str], line: str) -> None:
-        rules = self._table.chains[chain]
-        place, rest = _place(rest)
-        if place is not None and (rest or not 1 <= place <= len(rules)):
-            raise RulesetError(line, f"chain {chain} has no rule {place}")
-        if place is not None:
-            del rules[place - 1]
-            return
-        rule = self._rule(chain, rest, line)
-        if rule not in rules:
-            raise RulesetError(line, f"chain {chain} has no such rule")
-        rules.remove(rule)
-
-    def _remove(self, chain: str, line: str) -> None:
-        if chain in self._table.policies:
-            raise RulesetError(line, f"{chain} is a built-in chain")
-        if self._table.chains[chain]:
-            raise RulesetError(line, f"chain {chain} is not empty")
-        if any(_goes_to(rule) == chain for rules in self._table.chains.values() for rule in rules):
-            raise RulesetError(line, f"chain {chain} is still jumped to")
-        del self._table.chains[chain]
-
-    def _rule(self, chain: str, words: list[str], line: str) -> Rule:
-        try:
-            rule = parse_rule(words, line, self._open, self._family)
-        except UnknownRule as error:
-            if self._strict:
-                raise
-            return partial_rule(words, line, self._open, self._family, error.why)
-        if self._strict or chain.startswith(self._own):
-            return rule
-        if isinstance(rule.target, Jump) and rule.target.chain in WITHOUT_VERDICT:
-            return replace(rule, target=None)
-        known = tuple(m for m in rule.matches if not isinstance(m, RecentlySeen | OverLimit))
-        if len(known) == len(rule.matches):
-            return rule
-        return Rule(line, known, rule.target and Opaque(tuple(words), "it depends on earlier packets"))
-
-
-def _place(words: list[str]) -> tuple[int | None, list[str]]:
-    if words and words[0].isdigit():
-        return number(words[0], _MAX_RULES), words[1:]
-    return None, words
+        self._table.chains[chain].append(parse_rule(rest, line, self._open, self._family))
 
 
 def _goes_to(rule: Rule) -> str | None:

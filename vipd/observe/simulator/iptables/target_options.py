@@ -20,7 +20,6 @@ from vipd.observe.simulator.iptables.targets import (
     Redirect,
     Return,
     SetMark,
-    Snat,
     Target,
 )
 from vipd.observe.simulator.outcome import RuleVerdict
@@ -79,10 +78,6 @@ def _dnat(given: GivenOptions) -> Target:
     return Dnat(address(host, given.family), port(number_text) if colon else None)
 
 
-def _snat(given: GivenOptions) -> Target:
-    return Snat(address(given.value("--to-source") or "", given.family))
-
-
 def _redirect(given: GivenOptions) -> Target:
     to = given.value("--to-ports")
     return Redirect(None if to is None else port(to))
@@ -107,18 +102,13 @@ EXTENSIONS: dict[str, Extension[Target]] = {
     "MARK": _marking(of_connection=False),
     "CONNMARK": _marking(of_connection=True),
     "DNAT": Extension(_dnat, ("--to-destination",)),
-    "SNAT": Extension(_snat, ("--to-source",), flags=("--random", "--random-fully", "--persistent")),
     "REDIRECT": Extension(_redirect, ("--to-ports",)),
     "MASQUERADE": Extension(lambda given: Masquerade(given.plain()), flags=("--random-fully", "--random")),
 }
 """The known targets, by name. Any other name is a user chain if the table has one."""
 
-TABLES = {
-    **dict.fromkeys(("DNAT", "SNAT", "REDIRECT", "MASQUERADE"), ("nat",)),
-    "REJECT": ("filter",),
-    "DROP": ("raw", "mangle", "filter", "security"),
-}
-"""The only tables for each of these; iptables rejects it elsewhere."""
+OWN_TABLE = {"DNAT": "nat", "REDIRECT": "nat", "MASQUERADE": "nat", "REJECT": "filter", "DROP": "filter"}
+"""The only table for each of these; iptables rejects it elsewhere."""
 
 
 def chain_target(name: str, goto: bool) -> Extension[Target]:

@@ -90,31 +90,9 @@ class Masquerade:
         return packet.masquerade()
 
 
-@dataclass(frozen=True, slots=True)
-class Snat:
-    """`-j SNAT --to-source`: one address becomes the source."""
-
-    address: int
-    hooks: ClassVar[frozenset[str]] = SOURCE_HOOKS
-    final: ClassVar[bool] = True
-
-    def rewrite(self, packet: PacketState) -> PacketState:
-        """The packet with that source."""
-        return packet._replace(source=self.address, masqueraded=True, states=packet.states | {"SNAT"})
-
-
-Rewrite = SetMark | Dnat | Snat | Redirect | Masquerade
+Rewrite = SetMark | Dnat | Redirect | Masquerade
 """Targets that change the packet. `hooks`: the built-in chains they may be reached from, empty for any.
 `final`: the packet leaves the table after it."""
 
-
-@dataclass(frozen=True, slots=True)
-class Opaque:
-    """Replaces a rule that could not be parsed, if the caller allowed that."""
-
-    words: tuple[str, ...]
-    why: str
-
-
-Target = End | Jump | Return | Rewrite | Opaque | None
+Target = End | Jump | Return | Rewrite | None
 """None: the rule only counts."""

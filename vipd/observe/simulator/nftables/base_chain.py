@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from vipd.observe.simulator.errors import RulesetError, UnknownRule
+from vipd.observe.simulator.errors import RulesetError
 from vipd.observe.simulator.nftables.expressions import EvalContext
 from vipd.observe.simulator.nftables.rules import Rule
 from vipd.observe.simulator.nftables.sets import NftVerdict
@@ -89,11 +89,6 @@ class BaseChain:
         return self.chain.name
 
     @property
-    def priority(self) -> int:
-        """In the order of the kernel's hook."""
-        return self.hook.priority
-
-    @property
     def nat(self) -> bool:
         """Whether the kernel runs it only once for a flow."""
         return self.hook.type == "nat"
@@ -123,11 +118,7 @@ class BaseChain:
                 )
             self._require_allowed(rule, statement)
             context = EvalContext(applied.packet, position.chosen or 0, elements)
-            try:
-                found = statement.apply(context)
-            except UnknownRule as error:
-                text = f"{position.chain.table} {position.chain.name}: {error.text}"
-                raise UnknownRule(text, error.why) from None
+            found = statement.apply(context)
             if found is None:
                 return [(applied.packet, position.next())]
             slots = statement.slots(context) or slots if isinstance(statement, SetField) else slots

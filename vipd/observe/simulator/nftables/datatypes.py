@@ -51,34 +51,22 @@ MARK = Datatype("mark", 4, host_order=True)
 NUMBER = Datatype("integer", 4, host_order=True)
 ROUTE_TYPE = Datatype("fib_addrtype", 4, host_order=True)
 ICMP_TYPE = {Family.IPV4: Datatype("icmp_type", 1), Family.IPV6: Datatype("icmpv6_type", 1)}
-INTERFACE = Datatype("ifname", 16)
-"""Its name, filled with zero bytes; a literal that ends in * is every name that begins so."""
-CT_STATE = Datatype("ct_state", 4, host_order=True)
-CT_STATUS = Datatype("ct_status", 4, host_order=True)
-NF_PROTOCOL = Datatype("nf_proto", 1)
-PACKET_TYPE = Datatype("pkt_type", 1)
 VERDICT = Datatype("verdict", 0)
 
 DATATYPES = {
     datatype.name: datatype
     for datatype in (
-        *ADDRESS.values(), PROTOCOL, PORT, MARK, NUMBER, ROUTE_TYPE, *ICMP_TYPE.values(), VERDICT,
-        INTERFACE, CT_STATE, CT_STATUS, NF_PROTOCOL, PACKET_TYPE,
+        *ADDRESS.values(), PROTOCOL, PORT, MARK, NUMBER, ROUTE_TYPE, *ICMP_TYPE.values(), VERDICT
     )
 }  # fmt: skip
-
-NEW, DNAT = 8, 0x20
-"""Bits of the state and the status of a flow: enum ip_conntrack_info, IPS_DST_NAT."""
 
 _NAMES = {
     PROTOCOL: {name: value for name, value in PROTOCOLS.items() if name != "ipv6-icmp"} | {"ipv6-icmp": 58},
     ROUTE_TYPE: {"local": LOCAL},
     ICMP_TYPE[Family.IPV4]: {"echo-reply": 0, "echo-request": 8},
     ICMP_TYPE[Family.IPV6]: {"echo-request": 128, "echo-reply": 129},
-    CT_STATE: {"invalid": 1, "established": 2, "related": 4, "new": NEW, "untracked": 64},
-    NF_PROTOCOL: {"ipv4": 2, "ipv6": 10},
 }
-"""Names of values."""
+"""Names of values. Route types have no other syntax."""
 
 
 @lru_cache(maxsize=65536)
@@ -93,9 +81,7 @@ def span(word: str, datatype: Datatype) -> Span:
     names = _NAMES.get(datatype, {})
     if word in names:
         return names[word], names[word]
-    if datatype is INTERFACE:
-        return _interfaces(word)
-    if datatype is VERDICT:
+    if datatype is ROUTE_TYPE or datatype is VERDICT:
         raise ValueError(f"{word} is no {datatype.name} that is known")
     low, dash, high = word.partition("-")
     first = number(low, datatype.max_value)
@@ -121,15 +107,6 @@ def packed(value: tuple[int, ...], types: tuple[Datatype, ...]) -> bytes:
         return types[0].packed(value[0])
     parts = (datatype.packed(field) for datatype, field in zip(types, value, strict=True))
     return b"".join(part.ljust(-(-len(part) // _REGISTER) * _REGISTER, b"\0") for part in parts)
-
-
-def _interfaces(word: str) -> Span:
-    name = word.strip('"').encode()
-    if word == name.decode() or len(name) >= INTERFACE.size:
-        raise ValueError(f"{word} is no name of an interface")
-    first = name.removesuffix(b"*")
-    low = int.from_bytes(first.ljust(INTERFACE.size, b"\0"), "big")
-    return low, low if first == name else int.from_bytes(first.ljust(INTERFACE.size, b"\xff"), "big")
 
 
 def _addresses(word: str, datatype: Datatype) -> Span:

@@ -7,16 +7,9 @@ from collections.abc import Callable
 from vipd.model.service import Family
 from vipd.observe.simulator.nftables.datatypes import (
     ADDRESS,
-    CT_STATE,
-    CT_STATUS,
-    DNAT,
     ICMP_TYPE,
-    INTERFACE,
     LOCAL,
     MARK,
-    NEW,
-    NF_PROTOCOL,
-    PACKET_TYPE,
     PORT,
     PROTOCOL,
     ROUTE_TYPE,
@@ -70,36 +63,11 @@ def _icmp_field(family: Family) -> Field:
     return Field(f"{word} type", ICMP_TYPE[family], read)
 
 
-def _only(packet: PacketState, family: Family) -> int | None:
-    return packet.protocol if packet.local_addresses.family is family else None
-
-
 def _route_type(address: Callable[[PacketState], int]) -> Callable[[PacketState], int | None]:
     return lambda packet: LOCAL if packet.local_addresses.holds(address(packet)) else _ELSEWHERE
 
 
-def _interface(name: Callable[[PacketState], str]) -> Callable[[PacketState], int | None]:
-    def read(packet: PacketState) -> int:
-        return int.from_bytes(name(packet).encode().ljust(INTERFACE.size, b"\0"), "big")
-
-    return read
-
-
-_NFPROTO = {Family.IPV4: 2, Family.IPV6: 10}
-_INTERFACES = {
-    **dict.fromkeys(("iifname", "iif", "meta iifname", "meta iif"), _interface(lambda b: b.in_interface)),
-    **dict.fromkeys(("oifname", "oif", "meta oifname", "meta oif"), _interface(lambda b: b.out_interface)),
-}
-
 _PLAIN = [
-    *(Field(name, INTERFACE, read) for name, read in _INTERFACES.items()),
-    # Every traced packet begins a flow.
-    Field("ct state", CT_STATE, lambda _: NEW),
-    Field("ct status", CT_STATUS, lambda b: DNAT if "DNAT" in b.states else 0),
-    Field("meta nfproto", NF_PROTOCOL, lambda b: _NFPROTO[b.local_addresses.family]),
-    Field("meta pkttype", PACKET_TYPE, lambda _: 0),
-    Field("ip protocol", PROTOCOL, lambda b: _only(b, Family.IPV4)),
-    Field("ip6 nexthdr", PROTOCOL, lambda b: _only(b, Family.IPV6)),
     Field("meta l4proto", PROTOCOL, lambda b: b.protocol),
     # Every traced TCP packet begins a flow: SYN alone.
     Field("tcp flags", MARK, lambda b: 2 if b.protocol == PROTOCOLS["tcp"] else None),

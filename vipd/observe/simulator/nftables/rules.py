@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from vipd.model.service import Family
 from vipd.observe.simulator.errors import UnknownRule
 from vipd.observe.simulator.iptables.options import port
-from vipd.observe.simulator.nftables.datatypes import CT_STATE, CT_STATUS, PORT, VERDICT, Datatype, span
+from vipd.observe.simulator.nftables.datatypes import PORT, VERDICT, Datatype, span
 from vipd.observe.simulator.nftables.expressions import Expression, Literal
 from vipd.observe.simulator.nftables.reader import (
     CHAIN_VERDICTS,
@@ -22,7 +21,7 @@ from vipd.observe.simulator.nftables.reader import (
     read_verdict,
     writable,
 )
-from vipd.observe.simulator.nftables.sets import NftSet, Spans
+from vipd.observe.simulator.nftables.sets import NftSet
 from vipd.observe.simulator.nftables.statements import (
     Compare,
     Counter,
@@ -35,22 +34,11 @@ from vipd.observe.simulator.nftables.statements import (
     SourceTranslate,
     Statement,
     Translate,
-    Unknown,
     VerdictMap,
     VerdictStatement,
 )
 from vipd.observe.simulator.nftables.words import Words, split_words
 
-_LOG_OPTIONS = ("prefix", "level", "group", "snaplen", "queue-threshold", "flags")
-_DECIDING = (
-    FINAL_VERDICTS
-    | CHAIN_VERDICTS
-    | {
-        *("reject", "vmap", "map", "dnat", "snat", "masquerade", "redirect", "queue", "set", "tproxy"),
-        *("synproxy", "dup", "fwd", "notrack", "add", "update", "delete"),
-    }
-)
-"""Words without which a rule neither decides on a packet nor changes it."""
 OPERATORS = ("==", "!=", "<", ">", "<=", ">=")
 _SOURCE_PORTS = frozenset({"random", "fully-random", "persistent"})
 _REJECTIONS = {
@@ -69,41 +57,6 @@ class Rule:
     """Without its comment."""
     comment: str
     statements: tuple[Statement, ...]
-
-
-def partial_rule(line: str, family: Family, maps: dict[str, NftSet], why: str) -> Rule:
-    """A rule that `parse_rule` refuses because of `why`: its statements up to the first that is not known,
-    which says so when a packet reaches it, unless what is left can decide nothing."""
-    try:
-        words = split_words(line)
-    except ValueError:
-        words = line.split()
-    found = _known(Words(words), family, maps)
-    rest = _DECIDING.intersection(words)
-    if rest and not ("maxseg" in words and rest == {"set"}):
-        found.append(Unknown(line, why))
-    return Rule(line, "", tuple(found) or (Counter(),))
-
-
-def _known(words: Words, family: Family, maps: dict[str, NftSet]) -> list[Statement]:
-    """The statements before the first that is not known. What a sign follows is not known either: `tcp flags
-    0x2 / 0x17` is not `tcp flags 0x2`."""
-    reader, found, begins = _Reader(words, family, maps), list[Statement](), ""
-    with contextlib.suppress(ValueError):
-        while words:
-            begins = words.next
-            found.append(reader.statement())
-        return found
-    return found if begins[:1].isalpha() else found[:-1]
-
-
-def without_counts(rule: Rule) -> Rule:
-    """A rule of another program: a limit in an element of a set depends on earlier packets."""
-    for place, statement in enumerate(rule.statements):
-        if isinstance(statement, SetUpdate) and statement.limited:
-            unknown = Unknown(rule.text, "it depends on earlier packets")
-            return Rule(rule.text, rule.comment, (*rule.statements[:place], unknown))
-    return rule
 
 
 def parse_rule(line: str, family: Family, maps: dict[str, NftSet]) -> Rule:
@@ -154,7 +107,6 @@ class _Reader:
             return VerdictStatement(read_verdict(self._words))
         readers: dict[str, Callable[[], Statement]] = {
             "counter": self._counter,
-            "log": self._log,
             "reject": self._reject,
             "dnat": self._dnat,
             "snat": self._snat,
@@ -170,8 +122,6 @@ class _Reader:
         """A statement that begins with an expression."""
         words = self._words
         left = read_concatenation(words, self._maps)
-        if left.types == (CT_STATUS,):
-            return Compare(left, "==", self._bits(left))
         if words.accept("vmap"):
             nft_set = read_set(words, self._maps, left.types, (VERDICT,))
             if not nft_set.of_verdicts:
@@ -196,8 +146,7 @@ class _Reader:
                 raise ValueError(f"{operator} a set")
             return InSet(left, read_set(words, self._maps, left.types, ()), operator == "!=")
         if words.next != "{":
-            values = self._bits(left) if left.types == (CT_STATE,) else (read_spans(words, left.types),)
-            return Compare(left, operator, values)
+            return Compare(left, operator, (read_spans(words, left.types),))
         words.take()
         wanted = []
         while words.next != "}":
@@ -208,14 +157,6 @@ class _Reader:
         if operator not in ("==", "!="):
             raise ValueError(f"{operator} a set")
         return Compare(left, operator, tuple(wanted))
-
-    def _bits(self, left: Expression) -> tuple[Spans, ...]:
-        """`established,related`: any of these bits. Of a status other bits are set that are not known here,
-        so that nothing else can be told of it."""
-        found = [read_spans(self._words, left.types)]
-        while self._words.accept(","):
-            found.append(read_spans(self._words, left.types))
-        return tuple(found)
 
     def _value(self, types: tuple[Datatype, ...]) -> Expression:
         """A computed expression, or a literal of these types."""
@@ -236,12 +177,6 @@ class _Reader:
                 self._words.take()
         return Counter()
 
-    def _log(self) -> Statement:
-        self._words.take()
-        while self._words.accept(*_LOG_OPTIONS):
-            self._words.take()
-        return Counter()
-
     def _reject(self) -> Statement:
         words = self._words
         words.take()
@@ -251,10 +186,7 @@ class _Reader:
             return Reject(reset=True)
         by = words.take(*_REJECTIONS)
         words.accept("type")
-        if not words.next.isdigit():  # as `nft -n` prints it
-            words.take(*_REJECTIONS[by])
-        else:
-            words.take()
+        words.take(*_REJECTIONS[by])
         return Reject()
 
     def _dnat(self) -> Statement:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, NamedTuple, Protocol
 
-from vipd.observe.simulator.errors import UnknownRule
 from vipd.observe.simulator.nftables.datatypes import PORT
 from vipd.observe.simulator.nftables.expressions import (
     EvalContext,
@@ -52,19 +51,6 @@ class Counter:
     def apply(self, context: EvalContext) -> Applied | None:
         """Matches every packet and changes nothing."""
         return Applied(context.packet)
-
-
-@dataclass(frozen=True, slots=True)
-class Unknown:
-    """The rest of a rule that is not known, in a text that was read without `strict`."""
-
-    rule: str
-    why: str
-    branches: int = 1
-
-    def apply(self, context: EvalContext) -> Applied | None:
-        """Raises UnknownRule: what comes before it in the rule matches the packet."""
-        raise UnknownRule(self.rule, self.why)
 
 
 @dataclass(frozen=True, slots=True)

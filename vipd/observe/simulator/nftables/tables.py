@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -11,7 +10,7 @@ from vipd.observe.simulator.errors import RulesetError, UnknownRule, chains_in_l
 from vipd.observe.simulator.nftables.base_chain import BaseChain, Chain, Hook
 from vipd.observe.simulator.nftables.datatypes import DATATYPES, Datatype
 from vipd.observe.simulator.nftables.reader import read_concatenation, read_many_elements
-from vipd.observe.simulator.nftables.rules import Rule, parse_rule, partial_rule, without_counts
+from vipd.observe.simulator.nftables.rules import parse_rule
 from vipd.observe.simulator.nftables.sets import NftSet
 from vipd.observe.simulator.nftables.statements import VerdictMap, VerdictStatement
 from vipd.observe.simulator.nftables.words import Words, split_words
@@ -19,8 +18,7 @@ from vipd.observe.simulator.outcome import RuleVerdict
 
 HOOKS = ("prerouting", "input", "forward", "output", "postrouting")
 _PRIORITIES = {"raw": -300, "mangle": -150, "dstnat": -100, "filter": 0, "security": 50, "srcnat": 100}
-_TYPES = ("nat", "filter", "route")
-_DORMANT = "flags dormant"
+_TYPES = ("nat", "filter")
 _FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6}
 _ABOUT = frozenset({"size", "comment", "flags", "timeout", "gc-interval", "counter", "auto-merge", "policy"})
 """Lines of a map or set that have no effect on a lookup."""
@@ -36,8 +34,6 @@ class Tables:
     family: Family
     chains: Mapping[tuple[str, str], Chain] = field(repr=False)
     """By table and name."""
-    left_out: tuple[str, ...] = ()
-    """Chains that packets pass at hooks that are not traced, read without `strict`."""
 
     def base_chains(self, hook: str) -> list[BaseChain]:
         """The base chains of a hook in the order of the kernel."""
@@ -49,30 +45,22 @@ class Tables:
         return sorted(found, key=lambda chain: chain.hook.priority)
 
 
-def parse_tables(text: str, family: Family, *, strict: bool = True) -> Tables:
+def parse_tables(text: str, family: Family) -> Tables:
     """The tables of a family, whole: those of the other family are left out.
-
-    With `strict` off, the tables of inet count too, and an unknown rule raises only when a packet meets what
-    of it is known: for tables of other programs. It is the form of `nft -n` then.
 
     Raises:
         UnknownRule: a rule, or a part of a table, has a form that is not known.
         RulesetError: nft would reject the text: a chain that is missing, a loop, a missing end.
     """
     chains: dict[tuple[str, str], Chain] = {}
-    left_out: list[str] = []
     for name, lines in _blocks(text.splitlines()):
         words = name.split()
-        of = {**_FAMILIES, **({} if strict else {"inet": family})}
-        if len(words) != 3 or words[0] != "table" or words[1] not in of:
+        if len(words) != 3 or words[0] != "table" or words[1] not in _FAMILIES:
             raise UnknownRule(name, "it is no table of ip or ip6")
-        if of[words[1]] is not family or (not strict and _DORMANT in lines[:1]):
-            continue
-        table = " ".join(words[1:])
-        read = _table(table, lines, family) if strict else _other_table(table, lines, family, left_out)
-        chains.update({(c.table, c.name): c for c in read})
+        if _FAMILIES[words[1]] is family:
+            chains.update({(c.table, c.name): c for c in _table(" ".join(words[1:]), lines, family)})
     _check(chains)
-    return Tables(family, chains, tuple(left_out))
+    return Tables(family, chains)
 
 
 def _blocks(of: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
@@ -110,31 +98,6 @@ def _table(name: str, lines: list[str], family: Family) -> Iterator[Chain]:
             yield _chain(name, of, content, family, nft_sets)
         elif kind not in ("map", "set"):
             raise UnknownRule(head, f"a {kind} is not known")
-
-
-def _other_table(name: str, lines: list[str], family: Family, left_out: list[str]) -> Iterator[Chain]:
-    """The chains of a table that vipd did not write. `left_out` takes the names of those at other hooks."""
-    depth, inside = 0, list[str]()
-    for line in lines:
-        if depth or line.endswith("{"):
-            inside.append(line)
-        depth += line.count("{") - line.count("}")
-    blocks = list(_blocks(inside))
-    nft_sets: dict[str, NftSet] = {}
-    for head, content in blocks:
-        kind, _, of = head.partition(" ")
-        if kind in ("map", "set"):
-            with contextlib.suppress(UnknownRule, RulesetError):  # rules that use it are unknown then
-                nft_sets[of] = _read_set(of, kind, content, nft_sets)
-    for head, content in blocks:
-        kind, _, of = head.partition(" ")
-        if kind != "chain":
-            continue
-        hook = next((line for line in content if line.startswith("type ")), "")
-        if " hook ingress " in hook or " hook egress " in hook:
-            left_out.append(f"{name} {of}")
-        else:
-            yield _chain(name, of, content, family, nft_sets, strict=False)
 
 
 def _read_set(name: str, kind: str, lines: list[str], known: dict[str, NftSet]) -> NftSet:
@@ -188,33 +151,15 @@ def _datatypes(word: str, text: str) -> tuple[Datatype, ...]:
     return tuple(DATATYPES[name] for name in names)
 
 
-def _chain(
-    table: str,
-    name: str,
-    lines: list[str],
-    family: Family,
-    nft_sets: dict[str, NftSet],
-    *,
-    strict: bool = True,
-) -> Chain:
+def _chain(table: str, name: str, lines: list[str], family: Family, nft_sets: dict[str, NftSet]) -> Chain:
     hook: Hook | None = None
     rules = []
     for line in lines:
         if line.startswith("type "):
             hook = _hook(line)
         elif not line.startswith("comment "):
-            rules.append(_rule(line.rstrip("; "), family, nft_sets, strict=strict))
+            rules.append(parse_rule(line.rstrip("; "), family, nft_sets))
     return Chain(table, name, tuple(rules), hook)
-
-
-def _rule(line: str, family: Family, nft_sets: dict[str, NftSet], *, strict: bool) -> Rule:
-    try:
-        rule = parse_rule(line, family, nft_sets)
-        return rule if strict else without_counts(rule)
-    except UnknownRule as error:
-        if strict:
-            raise
-        return partial_rule(line, family, nft_sets, error.why)
 
 
 def _hook(line: str) -> Hook:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, Protocol
 
+from tests.bench.trials.usage import Meter
 from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.dataplane.iptables.driver import IptablesDataplane
 from vipd.dataplane.nftables.driver import NftablesDataplane
@@ -15,7 +16,6 @@ from vipd.host.host_changes import HostChanges
 from vipd.host.process import Runner, run
 from vipd.host.settings.settings import Settings
 from vipd.model.service import Service
-from vipd.observe.bench.usage import Meter
 
 
 class Subject(Protocol):
@@ -72,7 +72,7 @@ class Vipd:
 
     async def collect_garbage(self) -> None:
         """Like the daemon a second after the last change."""
-        assert self._dataplane is not None  # noqa: S101 (`load` comes first)
+        assert self._dataplane is not None
         await self._dataplane.collect_garbage()
 
     async def counts(self) -> dict[str, int]:
@@ -82,7 +82,7 @@ class Vipd:
         return await count_iptables(self._settings.iptables_variant, run)
 
     async def _step(self, services: Sequence[Service]) -> None:
-        assert self._dataplane is not None  # noqa: S101 (`load` comes first)
+        assert self._dataplane is not None
         chosen = [forwarding for service in services for forwarding in select_backends(service, self._policy)]
         self._dataplane.update({forwarding.key: forwarding for forwarding in chosen})
         await self._dataplane.apply(await self._dataplane.plan())
@@ -113,7 +113,6 @@ async def count_nft(run: Runner) -> dict[str, int]:
 VIPD: dict[str, tuple[str, Literal["auto", "nft", "legacy"]]] = {
     "vipd iptables-nft": ("iptables", "nft"),
     "vipd iptables-legacy": ("iptables", "legacy"),
-    "vipd iptables": ("iptables", "auto"),
     "vipd nftables": ("nftables", "auto"),
 }
 """Dataplane and iptables variant by the name in tables."""

@@ -9,9 +9,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from vipd.observe.bench.trial import Outcome, Trial
+from tests.bench.trials.trial import Outcome, Trial
 
-WORKER = "vipd.observe.bench.worker"
+WORKER = "tests.bench.trials.worker"
 OVERHEAD_SECONDS = 120.0
 """Time for a worker besides the trial's own limits: preparing, counting, connecting, removing."""
 

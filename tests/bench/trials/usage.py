@@ -8,7 +8,7 @@ import resource
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from vipd.host.process import ProgramResult, run
@@ -31,12 +31,6 @@ class Usage:
     """Number of programs run."""
     program_mib: float
     """Largest memory of one of them, sampled every few milliseconds. 0: none was run."""
-    own_mib: float
-    """Largest memory of this process, since its start or since `reset_peak`."""
-
-    def view(self) -> dict[str, float]:
-        """The JSON form."""
-        return asdict(self)
 
 
 class Meter:
@@ -61,8 +55,7 @@ class Meter:
         began, cpu = time.perf_counter(), _cpu_seconds()
         yield
         seconds, spent = time.perf_counter() - began, _cpu_seconds() - cpu
-        own = peak_kib("self") / _KIB
-        into.append(Usage(seconds, spent, self._sent, self._programs, self._program_kib / _KIB, own))
+        into.append(Usage(seconds, spent, self._sent, self._programs, self._program_kib / _KIB))
 
     @contextmanager
     def _watched(self, pid: int) -> Iterator[None]:
@@ -86,12 +79,6 @@ def peak_kib(pid: str) -> int:
             if line.startswith("VmHWM:"):
                 return int(line.split()[1])
     return 0
-
-
-def reset_peak() -> None:
-    """Reset this process's peak to its current memory."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def _cpu_seconds() -> float:

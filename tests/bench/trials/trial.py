@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from vipd.observe.bench.usage import Usage
+from tests.bench.trials.usage import Usage
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,6 @@ class Trial:
     backends: int = 5
     changes: int = 5
     """How often one backend of one service is replaced by another."""
-    connections: int = 0
-    """Number of connections directly and through the last service; 0: none."""
     count: bool = False
     """Count the kernel's objects after the load. Listing a large table takes long."""
     limit: float = 60.0
@@ -43,12 +41,8 @@ class Outcome:
     """One, or none if it exceeded the limit."""
     changes: tuple[Usage, ...] = ()
     """None too if they exceeded the limit."""
-    sweeps: tuple[Usage, ...] = ()
-    """After each change: the deletion of unreachable leftovers."""
     counts: Mapping[str, int] = field(default_factory=dict)
     """`chains`, `rules` and `elements` in the kernel."""
-    connections: Mapping[str, float] = field(default_factory=dict)
-    """Connections a second: `direct`, before anything was loaded, and `vip`."""
     problem: str = ""
     """Why it failed, but for its limit."""
 
@@ -62,9 +56,7 @@ class Outcome:
         return cls(
             loads=_usages(view["loads"]),
             changes=_usages(view["changes"]),
-            sweeps=_usages(view["sweeps"]),
             counts=view["counts"],
-            connections=view["connections"],
             problem=view["problem"],
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 from vipd.model.service import Backend, Protocol, Service, ServicePort
@@ -16,11 +15,6 @@ _SPARE = 64_000 * 100
 def many_services(count: int, backends: int = 5) -> tuple[Service, ...]:
     """`count` services, the same for every call; 200,000 fit the addresses, at five backends each."""
     return tuple(_service(index, backends) for index in range(count))
-
-
-def with_backends(service: Service, addresses: Sequence[str]) -> Service:
-    """The service with other backends."""
-    return replace(service, backends=tuple(map(Backend, addresses)))
 
 
 def with_one_backend_changed(service: Service, number: int) -> Service:
