@@ -98,7 +98,7 @@ def watched(datagram: bytes) -> None:
     gathering = Debouncer(OwnershipFilter(NAMES, frozenset(Family)))
     for message in read_messages(datagram, KINDS_WITH_SETS):
         if isinstance(message, Generation):
-            gathering.end(message, None, lambda pid, port: False, 0.0)  # type: ignore[arg-type]
+            gathering.end(message, lambda pid, port: False, 0.0)
         else:
             assert isinstance(message, Change)
             rule_facts(message)
