@@ -97,10 +97,7 @@ SHELL_OF_CORE = (
             "writer",
         )
     )
-    + tuple(
-        f"vipd.observe.live_trace.{name}"
-        for name in ("table", "legacy", "rule_reader", "watching", "sending")
-    )
+    + tuple(f"vipd.observe.live_trace.{name}" for name in ("table", "rule_reader", "watching", "sending"))
     + tuple(f"vipd.observe.rule_tree.{name}" for name in ("resolve_target", "read_iptables", "read_nftables"))
 )
 """Modules within those packages that do run programs."""

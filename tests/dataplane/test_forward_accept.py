@@ -6,6 +6,7 @@ import asyncio
 import errno
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +94,11 @@ def rule(*statements: Any, comment: str = "", chain: str = "forward") -> dict[st
 
 MARKED = {"match": {"op": "==", "left": {"&": [{"ct": {"key": "mark"}}, 0x2000]}, "right": 0x2000}}
 DNAT = {"match": {"op": "in", "left": {"ct": {"key": "status"}}, "right": "dnat"}}
-ACCEPT, DROP = {"accept": None}, {"drop": None}
+FROM = {"match": {"op": "==", "left": {"payload": {"protocol": "ip", "field": "saddr"}}, "right": "10.0.0.9"}}
+ACCEPT, DROP, COUNT = {"accept": None}, {"drop": None}, {"counter": {"packets": 0, "bytes": 0}}
 OURS = rule(MARKED, DNAT, ACCEPT, comment=OPTIONS.comment)
+OTHER_VIPD = rule(MARKED, DNAT, ACCEPT, comment="EDGE-FORWARD: vipd translated flows")
+REFUSING = rule(FROM, DROP)
 
 
 @pytest.mark.parametrize(
@@ -102,34 +106,45 @@ OURS = rule(MARKED, DNAT, ACCEPT, comment=OPTIONS.comment)
     [
         ("accept", [], False, False),
         ("drop", [], True, False),
-        ("accept", [rule(DROP)], True, False),
-        ("drop", [rule(DNAT, ACCEPT)], False, False),
+        ("accept", [rule(DROP)], False, False),
+        ("drop", [rule(DNAT, COUNT, ACCEPT)], False, False),
+        ("drop", [rule(FROM, DNAT, ACCEPT)], True, False),
+        ("drop", [rule("later", ACCEPT)], True, False),
         ("drop", [OURS], True, True),
-        ("drop", [rule(DROP), OURS], True, True),
+        ("drop", [REFUSING, OURS], True, True),
+        ("drop", [OURS, REFUSING], True, False),
+        ("drop", [OURS, REFUSING | {"rule": REFUSING["rule"] | {"chain": "input"}}], True, True),
+        ("drop", [OURS, OTHER_VIPD], True, True),
+        ("drop", [OTHER_VIPD], True, False),
         ("drop", [OURS, OURS], True, False),
         ("accept", [OURS], False, True),
     ],
 )
+@pytest.mark.parametrize("first", [False, True])
 def test_a_chain_that_nft_writes(
-    policy: str, listed: list[dict[str, Any]], drops: bool, accepted: bool
+    policy: str, listed: list[dict[str, Any]], drops: bool, accepted: bool, first: bool
 ) -> None:
-    found = found_by_nft(NATIVE, policy, listed, OPTIONS)
-    assert (found.drops, found.accepted) == (drops, accepted)
+    """vipd's accept stands in place of a policy that drops; with `first`, before every rule of others."""
+    options = replace(OPTIONS, first=first)
+    found = found_by_nft(NATIVE, policy, listed[::-1] if first else listed, options)
+    others = any(each["rule"]["chain"] == "forward" and each not in (OURS, OTHER_VIPD) for each in listed)
+    assert (found.drops, found.accepted) == (drops or (first and others), accepted)
     assert found.insert_text.count("delete rule inet filter forward handle 7") == listed.count(OURS)
     assert found.insert_text.endswith(
-        ' ct mark & 0x2000 == 0x2000 ct status dnat accept comment "VIPD-FORWARD: vipd translated flows"\n'
+        f"{'insert' if first else 'add'} rule inet filter forward ct mark & 0x2000 == 0x2000 ct status dnat "
+        'accept comment "VIPD-FORWARD: vipd translated flows"\n'
     )
 
 
 @pytest.mark.parametrize(
-    "objects", [[3], [{"rule": {}}], [{"rule": []}], [{"chain": 5}], [{"rule": {"chain": "x", "expr": 5}}]]
+    "objects", [[3], [{"rule": {}}], [{"rule": []}], [{"rule": {"chain": "forward", "expr": 5}}]]
 )
 def test_objects_of_nft_that_are_not_understood_are_an_error(objects: list[object]) -> None:
     async def run(argv: Sequence[str], stdin: str) -> ProgramResult:
         return ProgramResult(0, json.dumps({"nftables": objects}), "")
 
     reader = ForwardReader(OPTIONS, run, open_netlink, Path("/proc"))
-    chain = BaseChain("inet", "filter", "forward", HOOK, accepts=True)
+    chain = BaseChain("inet", "filter", "forward", HOOK, accepts=False)
     with pytest.raises(ApplyError, match="what nft prints is not understood"):
         asyncio.run(reader._native(NATIVE, NftChain(chain, 0)))
 
@@ -145,12 +160,6 @@ def test_what_keeps_nft_from_running_is_named(error: Exception) -> None:
     chain = BaseChain("inet", "filter", "forward", HOOK, accepts=True)
     with pytest.raises(ApplyError, match="nft cannot be run"):
         asyncio.run(reader._native(NATIVE, NftChain(chain, 0)))
-
-
-def test_a_statement_of_another_form_is_no_condition_that_always_holds() -> None:
-    listed: list[dict[str, Any]] = [rule({"match": None}, ACCEPT), rule("later", ACCEPT)]
-    assert found_by_nft(NATIVE, "drop", listed, OPTIONS).drops
-    assert not found_by_nft(NATIVE, "accept", listed, OPTIONS).drops
 
 
 @pytest.mark.parametrize("prefix", ["KUBE", "VIPD"])

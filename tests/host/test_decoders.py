@@ -11,9 +11,8 @@ import contextlib
 import random
 import struct
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pytest
 from hypothesis import given, settings
@@ -47,21 +46,28 @@ from vipd.host import netlink, rtnetlink
 from vipd.host.netlink import CONTENT, MalformedMessageError, attribute, attributes, error_number, split, text
 from vipd.host.route_table import METRIC, PROTOCOL, Listing, read_routing
 from vipd.model.service import Family
-from vipd.observe.live_trace.events import logged_events, trace_events
+from vipd.observe.live_trace.events import trace_events
 from vipd.observe.live_trace.packet_trace import QUIET_SECONDS, TraceAssembler
-from vipd.observe.live_trace.packets import read_headers, read_packet
+from vipd.observe.live_trace.packets import read_headers
 
 NAMES = Names("VIPD")
 MUTATIONS = examples(1200)
 """Of each kind of message."""
 
 
-def recorded(kind: str) -> list[bytes]:
+def recorded() -> list[bytes]:
     """Datagrams as they came while packets were traced: after the name of the table that marked the packet,
-    a line each, `trace` or `log` and its bytes in hexadecimal."""
+    a line each, `trace` and its bytes in hexadecimal."""
     files = Path(live_trace.__file__).parent.glob("recorded/*.txt")
     lines = [line for path in sorted(files) for line in path.read_text().splitlines()[1:]]
-    return [bytes.fromhex(line.split()[1]) for line in lines if line.startswith(kind)]
+    return [bytes.fromhex(line.split()[1]) for line in lines]
+
+
+def packets() -> list[bytes]:
+    """Headers of TCP, those of IPv4 with options."""
+    four = bytes([0x4A, *bytes(8), 6, *bytes(2), 10, 0, 0, 1, 10, 96, 0, 1, *bytes(20)])
+    six = bytes([0x60, *bytes(5), 6, 64, *bytes(32)])
+    return [version + struct.pack(">HH", 5, 80) for version in (four, six)]
 
 
 def flows() -> list[bytes]:
@@ -92,17 +98,17 @@ def watched(datagram: bytes) -> None:
     gathering = Debouncer(OwnershipFilter(NAMES, frozenset(Family)))
     for message in read_messages(datagram, KINDS_WITH_SETS):
         if isinstance(message, Generation):
-            gathering.end(message, None, lambda pid, port: False, 0.0)  # type: ignore[arg-type]
+            gathering.end(message, lambda pid, port: False, 0.0)
         else:
             assert isinstance(message, Change)
             rule_facts(message)
             gathering.change(message)
 
 
-def traced(read: Callable[[bytes], Iterator[Any]], datagram: bytes) -> None:
+def traced(datagram: bytes) -> None:
     """All that a trace does with a datagram."""
-    put_together = TraceAssembler("vipd-trace-1", legacy=True)
-    for event in read(datagram):
+    put_together = TraceAssembler("vipd-trace-1")
+    for event in trace_events(datagram):
         put_together.take(event, 0.0)
     put_together.finished(QUIET_SECONDS)
 
@@ -160,12 +166,10 @@ class Decoder(NamedTuple):
 
 DECODERS: dict[str, Decoder] = {
     "changes of rules": Decoder(watched, changes, MalformedMessageError),
-    "traces": Decoder(partial(traced, trace_events), partial(recorded, "trace"), MalformedMessageError),
-    "logs": Decoder(partial(traced, logged_events), partial(recorded, "log"), MalformedMessageError),
-    "acknowledgements": Decoder(acknowledged, partial(recorded, "log"), MalformedMessageError),
+    "traces": Decoder(traced, recorded, MalformedMessageError),
+    "acknowledgements": Decoder(acknowledged, recorded, MalformedMessageError),
     "listings of routes": Decoder(routed, routes, MalformedMessageError),
-    "packets": Decoder(read_packet, partial(recorded, "log")),
-    "headers": Decoder(lambda data: read_headers(data[:40], data[40:]), partial(recorded, "log")),
+    "headers": Decoder(lambda data: read_headers(data[:40], data[40:]), packets),
     "flows": Decoder(parse, flows, MalformedMessageError),
     "ends of flows": Decoder(parse_flow_end, ends, MalformedMessageError),
     "ended counters": Decoder(

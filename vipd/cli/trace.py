@@ -26,7 +26,7 @@ from vipd.dataplane.conntrack.entries import Entry
 from vipd.dataplane.conntrack.netlink import Conntrack, ConntrackError, open_socket
 from vipd.declaration.syntax import InvalidTextError, parse_frontend
 from vipd.host.process import run
-from vipd.model.service import Frontend, Protocol, family_of
+from vipd.model.service import Family, Frontend, Protocol, family_of
 from vipd.observe.api_client import DaemonError, Json
 from vipd.observe.explain.query import LOCAL, QueryError, Source, is_own, parse_source
 from vipd.observe.live_trace.matched_rules import matched_rules
@@ -102,8 +102,11 @@ def trace(
         hint = "--send --count N sends N packets"
         raise CliError("--follow goes neither with --send nor with --count", hint=hint, code=USAGE)
     request = _read_request(target, source, send, None if follow else count or 1, seconds(timeout), form)
+    status = _status()
+    _check_variant(status, request.flow.family)
+    shown = _TracePrinter(request, status)
     try:
-        return _trace_sent(request) if request.send else _trace_received(request)
+        return _trace_sent(request, shown) if request.send else _trace_received(request, shown)
     except TraceError as error:
         code = UNREACHABLE if error.forbidden else FAILED
         raise CliError(error.what, error.why, error.hint, code=code) from None
@@ -187,16 +190,24 @@ def _explained(source: str, target: str) -> Json:
     return found
 
 
-def _chain_prefix() -> str:
-    """The prefix of the daemon's chains; while it does not answer, that of vipd.yaml."""
-    with suppress(CliError, KeyError):
-        return str(connect().get("status")["settings"]["chain_prefix"])
-    return file_chain_prefix()
+def _status() -> Json:
+    """The daemon's status; empty while it does not answer."""
+    with suppress(CliError):
+        status: Json = connect().get("status")
+        return status
+    return {}
 
 
-def _trace_sent(request: TraceRequest) -> int:
+def _check_variant(status: Json, family: Family) -> None:
+    """Raises CliError if the daemon writes rules that the kernel does not trace."""
+    version = str(status.get("dataplane", {}).get(str(family), ""))
+    if version.endswith("(legacy)"):
+        hint = "iptables_variant: nft or dataplane: nftables can be traced; vipctl explain needs neither"
+        raise CliError("packets cannot be traced", f"vipd writes its rules with {version}", hint)
+
+
+def _trace_sent(request: TraceRequest, shown: _TracePrinter) -> int:
     """Send packets, each after the previous one has been traced."""
-    shown = _TracePrinter(request)
     with ExitStack() as opened:
         senders = [opened.enter_context(Sender(request.flow)) for _ in range(request.count or 1)]
         flows = [replace(request.flow, source_port=sender.port) for sender in senders]
@@ -216,9 +227,8 @@ def _trace_sent(request: TraceRequest) -> int:
     return shown.code
 
 
-def _trace_received(request: TraceRequest) -> int:
+def _trace_received(request: TraceRequest, shown: _TracePrinter) -> int:
     """Wait for packets that others send."""
-    shown = _TracePrinter(request)
     with TraceSession([request.flow]) as watch:
         shown.begin()
         for trace in watch.traces(request.timeout if request.count else None):
@@ -242,9 +252,9 @@ def _trace_received(request: TraceRequest) -> int:
 class _TracePrinter:
     """The output so far."""
 
-    def __init__(self, request: TraceRequest) -> None:
+    def __init__(self, request: TraceRequest, status: Json) -> None:
         self._request = request
-        self._prefix = _chain_prefix()
+        self._prefix = str(status.get("settings", {}).get("chain_prefix") or file_chain_prefix())
         self._views: list[Json] = []
         self._printed: set[str] = set()
         self.number = 0

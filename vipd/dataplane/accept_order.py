@@ -1,4 +1,4 @@
-"""Where vipd's accept stands among other programs' rules of one chain, whatever their language. Pure.
+"""Where vipd's accept stands among other programs' rules of one chain of iptables. Pure.
 
 The kernel asks the rules of a chain in order, so an accept overrules every later rule. vipd's overrules what
 refuses everything (a policy, the last rule of a chain), and what container programs isolate; never a rule by

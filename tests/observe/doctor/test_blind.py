@@ -11,7 +11,7 @@ from tests.observe.doctor.deceived import Deceived
 
 pytestmark = pytest.mark.root
 
-OF_NFT = {"forward-chains", "foreign-refusals", "rules-twice", "firewalls"}
+OF_NFT = {"forward-chains", "rules-twice", "firewalls"}
 NEEDED_FOR: dict[str, set[str]] = {
     "ip -j": {*OF_NETWORK, "backend-neighbour"},
     "ip -j -d link": {*OF_NETWORK},

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 from tests.lab.inside import Finding, judged
-from tests.observe.doctor.cases import ANNOUNCING, CASES, OTHERS, nft_chain
+from tests.observe.doctor.cases import ANNOUNCING, CASES, OTHERS
 from tests.observe.doctor.facts import STATUS, faults, found, ruleset, status, well
 
 
@@ -52,43 +51,6 @@ def test_the_fate_of_a_flow_in_forward() -> None:
         for rules in FATES
     }
     assert seen == FATES
-
-
-DNAT = {"match": {"op": "in", "left": {"ct": {"key": "status"}}, "right": "dnat"}}
-OURS = {"match": {"op": "==", "left": {"&": [{"ct": {"key": "mark"}}, 0x2000]}, "right": 0x2000}}
-ETH0 = {"match": {"op": "==", "left": {"meta": {"key": "iifname"}}, "right": "eth0"}}
-LOOPBACK = {"match": {"op": "==", "left": {"meta": {"key": "iifname"}}, "right": "lo"}}
-KNOWN = {
-    "match": {"op": "in", "left": {"ct": {"key": "state"}}, "right": {"set": ["established", "related"]}}
-}
-ACCEPT, DROP, REJECT, COUNT = {"accept": None}, {"drop": None}, {"reject": None}, {"counter": {"packets": 0}}
-INTO, OVER = {"jump": {"target": "more"}}, {"goto": {"target": "more"}}
-NFT_FATES: list[tuple[str, list[list[Any]], list[list[Any]], str]] = [
-    # policy, rules, rules of the chain `more`, how bad that is
-    ("drop", [], [], "problem"),
-    ("accept", [], [], ""),
-    ("drop", [[DNAT, COUNT, ACCEPT]], [], ""),
-    ("drop", [[OURS, ACCEPT]], [], ""),
-    ("drop", [[KNOWN, ACCEPT], [LOOPBACK, ACCEPT]], [], "problem"),
-    ("drop", [[ETH0, ACCEPT]], [], "warning"),
-    ("accept", [[KNOWN, ACCEPT], [DNAT, ACCEPT], [REJECT]], [], ""),
-    ("accept", [[KNOWN, ACCEPT], [REJECT]], [], "problem"),
-    ("accept", [[COUNT, DROP], [DNAT, ACCEPT]], [], "problem"),
-    ("accept", [[ETH0, DROP]], [], ""),
-    ("drop", [[INTO]], [[DNAT, ACCEPT]], ""),
-    ("drop", [[INTO], [DNAT, ACCEPT]], [[ETH0, DROP]], ""),
-    ("drop", [[ETH0, INTO]], [[ACCEPT]], "warning"),
-    ("accept", [[OVER], [ACCEPT]], [[DROP]], "problem"),
-    ("drop", [[OVER], [ACCEPT]], [], "problem"),
-    ("drop", [[INTO]], [[INTO]], "problem"),
-]
-
-
-def test_the_fate_of_a_flow_in_an_nft_chain() -> None:
-    for policy, rules, more, severity in NFT_FATES:
-        chain = nft_chain(*rules, policy=policy, more=more)
-        seen = faults(well(forward_chains=[chain])).get("forward-chains", "")
-        assert seen == severity, (policy, rules, more)
 
 
 def test_a_password_that_goes_unencrypted_is_told_once_with_and_without_a_daemon() -> None:

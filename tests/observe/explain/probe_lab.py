@@ -13,7 +13,6 @@ import math
 import sys
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from tests.lab.flow import Process, read_line
@@ -22,7 +21,6 @@ from tests.lab.topology import UPLINK, Lab, add_addresses, ip
 from tests.observe.explain.asking import Json
 from vipd.model.service import Family, Frontend, family_of, socket_text
 
-ROOT = Path(__file__).parents[3]
 NODE = "192.168.100.1"
 """The host's address in the golden cases."""
 OTHER_NODE = "192.168.101.1"

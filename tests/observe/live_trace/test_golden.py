@@ -18,7 +18,7 @@ from vipd.model.service import Family, Frontend
 
 pytestmark = pytest.mark.root
 
-DATAPLANES = ("iptables", "legacy", "nftables")
+DATAPLANES = ("iptables", "nftables")
 EMPTY = "*nat\nCOMMIT\n*filter\nCOMMIT\n"
 ANSWER_SECONDS = 20.0
 
@@ -79,9 +79,7 @@ class Traced:
         by_target: defaultdict[Frontend, list[Probe]] = defaultdict(list)
         for probe in case.probes:
             by_target[probe.to].append(probe)
-        # One program alone gets the log of legacy tables.
-        groups = [[to] for to in by_target] if self.dataplane == "legacy" else [list(by_target)]
-        return [fault for group in groups for fault in self._traced({to: by_target[to] for to in group})]
+        return list(self._traced(by_target))
 
     def _traced(self, by_target: Mapping[Frontend, list[Probe]]) -> Iterator[str]:
         with ExitStack() as stack:
@@ -111,7 +109,7 @@ class Traced:
         elif self._tool:
             self._host.run(self._tool, text=EMPTY)
         stem = "iptables" if case.family is Family.IPV4 else "ip6tables"
-        self._tool = f"{stem}-{'legacy' if self.dataplane == 'legacy' else 'nft'}-restore"
+        self._tool = f"{stem}-nft-restore"
         if self.dataplane == "nftables":
             self._host.run("nft", "-f", "-", text=case.rules)
         else:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.node import Node
-from tests.lab.waiting import wait_until
 from tests.observe.live_trace import tracing
-from tests.observe.live_trace.conftest import LOGGER
 from tests.observe.live_trace.tracing import PATIENCE
 
 pytestmark = pytest.mark.root
@@ -32,16 +29,6 @@ def begun(host: Node, *options: str) -> Process:
     return tracing.begun(host, tracing.NOBODY, *options, TARGET)
 
 
-def children(pid: int) -> list[int]:
-    """The processes that a process has started."""
-    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-
-
-def wait_until_gone(pids: list[int]) -> None:
-    """Return when these processes have ended."""
-    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), f"{pids} have not ended")
-
-
 @pytest.mark.parametrize("number", ENDS)
 def test_the_table_goes_with_its_process(host: Node, number: signal.Signals) -> None:
     process = begun(host)
@@ -50,35 +37,6 @@ def test_the_table_goes_with_its_process(host: Node, number: signal.Signals) -> 
     code = process.wait(PATIENCE)
     assert code == (130 if number is signal.SIGINT else -number)
     assert tables(host) == ""
-    finish(process)
-
-
-@pytest.mark.parametrize("number", ENDS)
-def test_the_logger_is_put_back(host: Node, legacy: str, number: signal.Signals) -> None:
-    process = begun(host)
-    assert host.sysctl(LOGGER) == "nfnetlink_log"
-    pids = children(process.pid)
-    assert len(pids) == 1
-    if number is not signal.SIGKILL:
-        # ctrl-C, the end of a terminal and of a service reach all processes of the group.
-        os.kill(pids[0], number)
-    os.kill(process.pid, number)
-    process.wait(PATIENCE)
-    wait_until_gone(pids)
-    assert host.sysctl(LOGGER) == legacy
-    assert tables(host) == ""
-    finish(process)
-
-
-def test_whoever_changed_the_logger_meanwhile_keeps_it(host: Node, legacy: str) -> None:
-    process = begun(host)
-    pids = children(process.pid)
-    host.run("sysctl", "-qw", f"{LOGGER}=NONE")
-    process.terminate()
-    process.wait(PATIENCE)
-    wait_until_gone(pids)
-    assert host.sysctl(LOGGER) == "NONE"
-    host.run("sysctl", "-qw", f"{LOGGER}={legacy}")
     finish(process)
 
 

@@ -8,11 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from tests.lab.examples import examples
-from tests.observe.doctor.cases import nft_chain
 from tests.observe.doctor.facts import faults, ruleset, well
 from tests.observe.empty_host import empty_host
 from tests.observe.resident import Ended, Resident
@@ -137,19 +134,3 @@ def test_what_iptables_prints_for_the_doctor(seed: int) -> None:
         judged += 1
         assert found.get("forward-policy", "") in ("", "problem", "warning")
     assert judged > MUTATIONS / 5
-
-
-KEYS = ("match", "left", "right", "accept", "jump", "target", "ct", "key")
-JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(KEYS), inner),
-    max_leaves=12,
-)
-
-
-@settings(max_examples=examples(80))
-@given(st.lists(st.dictionaries(st.sampled_from(KEYS), JSON), max_size=4))
-def test_statements_of_others(expressions: list[dict[str, object]]) -> None:
-    """What nft prints in JSON is JSON, but its statements may be of any form."""
-    found = faults(well(forward_chains=[nft_chain(expressions, policy="drop")]))
-    assert found.get("forward-chains") in (None, "problem", "warning")

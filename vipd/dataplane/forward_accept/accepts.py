@@ -6,38 +6,38 @@ the others accept. So the accept is in each chain that would drop flows that vip
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from vipd.dataplane.accept_order import NEW, Effect, Neighbours, accept_index, is_misplaced
-from vipd.dataplane.forward_accept.chain_verdicts import (
-    ForwardVerdict,
-    NftForward,
-    identity_of,
-)
-from vipd.dataplane.forward_accept.chain_verdicts import (
-    effect_of as nft_effect_of,
-)
+from vipd.dataplane.accept_order import Effect
 from vipd.dataplane.iptables.base_chains import accept_jump, accept_rules, kube_proxy_accept_rules
-from vipd.dataplane.iptables.foreign_rules import ForeignChains, accepts_translated, effect_of, refusals_of
+from vipd.dataplane.iptables.foreign_rules import ForeignChains, effect_of, refusals_of
+from vipd.dataplane.iptables.foreign_rules import accepts_translated as iptables_accepts_translated
 from vipd.dataplane.iptables.jump_order import JumpNeighbours, JumpOrder
 from vipd.dataplane.iptables.names import ChainId, Names, Rules
 from vipd.dataplane.iptables.options import RuleOptions
 from vipd.dataplane.iptables.saved_rules import listed_policy, listed_rules
 from vipd.dataplane.iptables.words import target_of
-from vipd.dataplane.nftables.saved_table import rules_by_chain
 from vipd.dataplane.refusals import Refusal
 from vipd.model.service import Family
 
 FORWARD = "FORWARD"
+OTHER_TABLES = ("mangle", "security")
+"""Tables of iptables with a chain FORWARD, besides filter."""
 NFT_FAMILIES = {Family.IPV4: "ip", Family.IPV6: "ip6"}
 """nft's words for the address families; tables of `inet` see both."""
 _STEMS = {"ip": "iptables", "ip6": "ip6tables"}
 _ACCEPT_TRANSLATED = "-m conntrack --ctstate DNAT -j ACCEPT"
 _NO_ACCEPTS = {"", "DROP", "REJECT", "LOG", "NFLOG", "MARK", "CONNMARK", "TCPMSS", "DSCP", "TOS", "TTL", "HL"}
 """Targets of rules after which a flow is not accepted."""
+_COMMENT_END = "-FORWARD: vipd translated flows"
+_TRANSLATED = {"ct": {"key": "status"}}
+_ADVISED = [
+    [{"match": {"op": op, "left": _TRANSLATED, "right": "dnat"}}, {"accept": None}] for op in ("in", "==")
+]
+"""`ct status dnat accept` in nft's JSON."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +108,6 @@ class ForwardChainState:
     """Rules of others that may refuse translated flows before vipd's accept sees them."""
     called: frozenset[str] = frozenset()
     """Chains of iptables that were read for that."""
-    neighbours: Neighbours = NEW
-    """In a chain that nft writes: the rules around vipd's."""
     denials: tuple[Refusal, ...] = ()
     """What ufw denies to this host itself, as it was told: it does not see translated flows."""
 
@@ -162,7 +160,7 @@ class AcceptOptions:
     @property
     def comment(self) -> str:
         """Identifies the rules of a prefix in foreign tables."""
-        return f"{comment_start(self.prefix)}vipd translated flows"
+        return f"{self.prefix}{_COMMENT_END}"
 
     def of_iptables(self, family: Family) -> tuple[Rules, str]:
         """The rules of the chain `PREFIX-FORWARD`, and the jump to it."""
@@ -247,7 +245,7 @@ def _refusals_in_iptables(
     rules: Rules, own_chain: str, called: ForeignChains, order: JumpOrder
 ) -> Iterator[Refusal]:
     for rule in rules:
-        if target_of(rule) == own_chain or accepts_translated(rule):
+        if target_of(rule) == own_chain or iptables_accepts_translated(rule):
             return
         if not order.owns(ChainId("filter", FORWARD), rule):
             yield from refusals_of(rule, FORWARD, called)
@@ -263,51 +261,52 @@ def found_in_other_table(place: ForwardChain, listed: str) -> ForwardChainState:
 
 
 def found_by_nft(
-    place: ForwardChain,
-    policy: str,
-    listed: Sequence[Mapping[str, Any]],
-    options: AcceptOptions,
-    neighbours: Neighbours = NEW,
+    place: ForwardChain, policy: str, listed: Sequence[Mapping[str, Any]], options: AcceptOptions
 ) -> ForwardChainState:
-    """A chain that nft writes, from the objects that `nft -j list table` prints of its table. `neighbours`:
-    the rules that were around vipd's."""
-    start = comment_start(options.prefix)
-    own = [item["rule"] for item in listed if _is_ours(item, place, start)]
-    others = [item for item in listed if not _is_ours(item, place, start)]
-    chains = rules_by_chain(others)
-    here = chains.get(place.chain, ())
-    keys = [identity_of(rule) for rule in here]
-    effects = [nft_effect_of(rule, chains, options.flow_mark) for rule in here]
-    in_chain = [item for item in listed if item.get("rule", {}).get("chain") == place.chain]
-    index = next((i for i, item in enumerate(in_chain) if _is_ours(item, place, start)), len(keys))
-    misplaced = False
-    if own:
-        neighbours = neighbours.seen(keys[:index], keys[index:])
-        around = ([*keys[:index], start, *keys[index:]], [*effects[:index], Effect.PASSES, *effects[index:]])
-        misplaced = index > 0 if options.first else is_misplaced(*around, index, neighbours)
-    new_index = 0 if options.first else accept_index(keys, effects, neighbours)
-    handles = [item["rule"]["handle"] for item in others if item in in_chain]
-    verb = f"add rule {place.nft_words} handle {handles[new_index - 1]}" if new_index else ""
-    verb = verb or f"insert rule {place.nft_words}"
-    deleted = "".join(f"delete rule {place.nft_words} handle {rule['handle']}\n" for rule in own)
-    inserted = "".join(f"{verb} {rule}\n" for rule in reversed(options.native()))
-    alone = NftForward(place.family, place.table, place.chain, policy, chains)
-    verdict = alone.forward_verdict(options.flow_mark)
-    whole = replace(alone, chains=rules_by_chain(listed))
-    comments = [rule["comment"] for rule in own]
-    filtered = options.first and any(effect.filters for effect in effects)
+    """A chain that nft writes, from the objects that `nft -j list table` prints of its table.
+
+    Rules of others are not interpreted: vipd's accept stands behind all of them, in place of the policy, or
+    before all of them.
+    """
+    rules = rules_of(listed, place.chain)
+    own = {at: rule for at, rule in enumerate(rules) if is_ours(rule, options.prefix)}
+    others = [at for at, rule in enumerate(rules) if not _is_of_vipd(rule)]
+    drops = policy == "drop" and not any(map(accepts_translated, rules))
+    deleted = "".join(f"delete rule {place.nft_words} handle {rule['handle']}\n" for rule in own.values())
+    if options.first:
+        drops = drops or bool(others)
+        in_place = all(mine < other for mine in own for other in others)
+        inserted = [f"insert rule {place.nft_words} {rule}\n" for rule in reversed(options.native())]
+    else:
+        in_place = all(other < mine for mine in own for other in others)
+        inserted = [f"add rule {place.nft_words} {rule}\n" for rule in options.native()]
+    comments = [rule["comment"] for rule in own.values()]
     return ForwardChainState(
         place,
-        drops=verdict is not ForwardVerdict.PASSES or filtered,
-        accepted=comments == [options.comment] * len(options.native()) and not misplaced,
+        drops=drops,
+        accepted=comments == [options.comment] * len(options.native()) and in_place,
         present=bool(own),
-        insert_text=deleted + inserted,
+        insert_text=deleted + "".join(inserted),
         delete_text=deleted,
-        refusals=whole.refusals(options.flow_mark)[0],
-        neighbours=neighbours,
     )
 
 
-def _is_ours(item: Mapping[str, Any], place: ForwardChain, start: str) -> bool:
-    rule = item.get("rule", {})
-    return rule.get("chain") == place.chain and str(rule.get("comment", "")).startswith(start)
+def rules_of(listed: Iterable[Mapping[str, Any]], chain: str) -> list[Mapping[str, Any]]:
+    """The rules of a chain among the objects that `nft -j` prints. Raises KeyError and TypeError."""
+    return [item["rule"] for item in listed if "rule" in item and item["rule"]["chain"] == chain]
+
+
+def is_ours(rule: Mapping[str, Any], prefix: str) -> bool:
+    """Whether it is an accept of a vipd with this prefix."""
+    return str(rule.get("comment", "")).startswith(comment_start(prefix))
+
+
+def _is_of_vipd(rule: Mapping[str, Any]) -> bool:
+    """Whether it is an accept of any vipd: two of them must not move their rules behind each other's."""
+    return str(rule.get("comment", "")).endswith(_COMMENT_END)
+
+
+def accepts_translated(rule: Mapping[str, Any]) -> bool:
+    """Whether it is the rule `ct status dnat accept`, as an administrator is advised to write it. No other
+    rule is understood."""
+    return [statement for statement in rule["expr"] if "counter" not in statement] in _ADVISED

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from vipd.dataplane.accept_order import NEW, Neighbours
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.forward_accept.accepts import (
     FORWARD,
     NFT_FAMILIES,
+    OTHER_TABLES,
     AcceptOptions,
     ForwardChain,
     ForwardChainState,
@@ -20,7 +20,6 @@ from vipd.dataplane.forward_accept.accepts import (
     found_in_iptables,
     found_in_other_table,
 )
-from vipd.dataplane.forward_accept.chain_verdicts import OTHER_TABLES
 from vipd.dataplane.iptables.foreign_rules import UFW_USER_INPUT, isolates, refusals_of, refuses
 from vipd.dataplane.iptables.jump_order import JumpNeighbours
 from vipd.dataplane.iptables.names import ChainId, Names
@@ -63,7 +62,6 @@ class ForwardReader:
         self._names = Names(options.prefix)
         self._chain = self._names.fixed(FORWARD)
         self._jump_neighbours: dict[ForwardChain, JumpNeighbours] = {}
-        self._neighbours: dict[ForwardChain, Neighbours] = {}
 
     async def read(self, managed: Collection[ForwardChain]) -> tuple[ForwardChainState, ...]:
         """Every chain; `managed`: those in which the dataplane in use writes its own accept. Raises
@@ -102,7 +100,6 @@ class ForwardReader:
     def forget(self, place: ForwardChain) -> None:
         """vipd's accept is gone because it is not needed: the next one is a new one."""
         self._jump_neighbours.pop(place, None)
-        self._neighbours.pop(place, None)
 
     async def _read(self, managed: Collection[ForwardChain]) -> tuple[ForwardChainState, ...]:
         found = list(await self.read_legacy(managed))
@@ -137,11 +134,9 @@ class ForwardReader:
         policy = "accept" if each.chain.accepts else "drop"
         listed = _objects(await finish(words, "", self._run), place)
         try:
-            known = self._neighbours.get(place, NEW)
-            found = found_by_nft(place, policy, listed, self._options, known)
+            found = found_by_nft(place, policy, listed, self._options)
         except (LookupError, TypeError, AttributeError):
             raise ApplyError(f"{place} cannot be read", "what nft prints is not understood") from None
-        self._neighbours[place] = found.neighbours
         return replace(found, obstacle=_OWNER) if each.flags & OWNED else found
 
     async def _iptables(self, place: ForwardChain, chain: BaseChain | None = None) -> ForwardChainState:

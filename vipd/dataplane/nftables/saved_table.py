@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -68,22 +68,3 @@ def read_objects(output: str) -> list[Mapping[str, Any]]:
         return list(json.loads(output)["nftables"])
     except (ValueError, LookupError, TypeError) as error:
         raise MalformedListingError("what nft prints is not understood") from error
-
-
-def rules_by_chain(
-    objects: Iterable[Mapping[str, Any]],
-) -> dict[str, tuple[Sequence[Mapping[str, Any]], ...]]:
-    """The rules of every chain, each as its statements. Statements of an unknown form count as unknown.
-
-    Raises KeyError, TypeError and AttributeError for objects without rules.
-    """
-    chains: dict[str, list[Sequence[Mapping[str, Any]]]] = {}
-    for item in objects:
-        if "chain" in item:
-            chains.setdefault(item["chain"]["name"], [])
-        elif "rule" in item:
-            statements = [
-                each if isinstance(each, dict) else {"unknown": each} for each in item["rule"]["expr"]
-            ]
-            chains.setdefault(item["rule"]["chain"], []).append(statements)
-    return {name: tuple(rules) for name, rules in chains.items()}

@@ -168,8 +168,8 @@ class Settings(BaseSettings):
     traffic_accounting: bool = True
     """Count the packets and bytes of services and backends while the kernel does: nf_conntrack_acct."""
     accept_forwarded: AcceptForwarded = True
-    """Accept the flows that vipd translated in FORWARD, and in chains of others at the forward hook that
-    would drop them, behind rules by which an administrator refuses some flows; `first`: before any other
+    """Accept the flows that vipd translated in FORWARD, and in chains of nft at the forward hook whose
+    policy is drop, behind rules by which an administrator refuses some flows; `first`: before any other
     rule, and kept there.
     """
     fast_path: FastPathChoice = "off"

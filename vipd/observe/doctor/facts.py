@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from vipd.dataplane.forward_accept.chain_verdicts import NftForward
 from vipd.dataplane.refusals import ForwardedFlow
 from vipd.model.service import Family, Protocol
-from vipd.observe.doctor.rules import Ruleset
+from vipd.observe.doctor.rules import NftForward, Ruleset
 
 if TYPE_CHECKING:  # pydantic is slow to import, and the checks only read settings
     from vipd.host.settings.settings import Settings

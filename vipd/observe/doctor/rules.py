@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import Enum
 from itertools import takewhile
 
-from vipd.dataplane.forward_accept.chain_verdicts import ForwardVerdict
 from vipd.dataplane.iptables.foreign_rules import (
     UFW_USER_INPUT,
     accepts_translated,
@@ -30,6 +30,31 @@ STEMS = {Family.IPV4: "iptables", Family.IPV6: "ip6tables"}
 _PREFIX = re.compile(r"^([A-Z][A-Z0-9]{0,6})-(?:SVC|SEP|SVL|EXT|FW|GRP)-[A-Z2-7]{16}$")
 _REFUSALS = ("DROP", "REJECT")
 _TRANSLATED = (InState(frozenset({"DNAT"})),)
+
+
+class ForwardVerdict(Enum):
+    """The effect of rules on a new flow that vipd translated."""
+
+    PASSES = "passes"
+    MAYBE = "maybe"
+    """Some rule accepts, under a condition that may be true or false."""
+    BLOCKED = "blocked"
+
+
+@dataclass(frozen=True, slots=True)
+class NftForward:
+    """A chain at the hook forward, whose rules are not interpreted."""
+
+    family: str
+    """`inet`, `ip` or `ip6`."""
+    table: str
+    name: str
+    drops: bool
+    """It drops by policy, and nothing in it lets pass what vipd translated, as far as is known."""
+
+    def concerns(self, family: Family) -> bool:
+        """Whether packets of a family pass it."""
+        return self.family in ("inet", "ip" if family is Family.IPV4 else "ip6")
 
 
 @dataclass(frozen=True, slots=True)

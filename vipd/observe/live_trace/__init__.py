@@ -5,6 +5,6 @@ messages), `packet_trace` (collects the events of a packet), `matching` (the rul
 `matched_rules` (their effects), `outcome` (the outcome, and the comparison with a prediction), `report` (all
 of it, as values).
 
-With I/O: `table` and `watching` (marking packets, reading events), `legacy` (events of legacy iptables),
-`rule_reader` (the text of matched rules), `sending`. Only `vipctl trace` imports the package.
+With I/O: `table` and `watching` (marking packets, reading events), `rule_reader` (the text of matched rules),
+`sending`. Only `vipctl trace` imports the package.
 """

@@ -83,7 +83,7 @@ class MatchedRule:
     """`ip:port` that the packet had for its destination then."""
     mark: int | None = None
     number: int = 0
-    """Its handle; in legacy tables its number in the chain, from 1. 0 for a policy."""
+    """Its handle; 0 for a policy."""
     hook: str = ""
     """Where in the kernel: `prerouting`, `input`, `forward`, `output`, `postrouting`; empty if unknown."""
 
@@ -109,9 +109,9 @@ def _hook(match: RuleMatch, before: str) -> str:
     chain = match.chain
     if chain.table in IPTABLES and chain.name in BUILT_IN:
         return chain.name.lower()
-    if match.listed is None and not chain.legacy:
+    if match.listed is None:
         return ""
-    return (match.listed.hook if match.listed else "") or before
+    return match.listed.hook or before
 
 
 def _of_table(match: RuleMatch, prefix: str, service_port: str) -> MatchedRule:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from vipd.dataplane.iptables.words import target_of
@@ -32,9 +32,7 @@ class ChainRules(NamedTuple):
     """The content of a chain. Rules are iptables' text, or nft's."""
 
     rules: Mapping[int, str]
-    """By handle; in legacy tables by number, from 1."""
-    policy: str = ""
-    """`DROP` or `ACCEPT`, where a legacy chain has one."""
+    """By handle."""
     iptables: bool = True
     """The text is iptables'."""
     ours: bool = False
@@ -73,18 +71,14 @@ class RuleMatch(NamedTuple):
 
 def table_of(chain: Chain) -> str:
     """The table as `explain` names it: `nat` for iptables', `ip vipd` for nft's."""
-    return chain.table if chain.legacy or _is_iptables(chain) else f"{chain.family} {chain.table}"
+    return chain.table if _is_iptables(chain) else f"{chain.family} {chain.table}"
 
 
 def match_rules(trace: PacketTrace, listed: Mapping[Chain, ChainRules]) -> Iterator[RuleMatch]:
     """The rules in the order in which the packet matched them; policies only where they drop."""
-    events = tuple(_with_kind(traced, listed.get(traced.event.chain)) for traced in trace.events)
-    matched = [traced for traced in events if _is_match(traced, events, listed, trace.passed)]
-    passed = frozenset(traced.event.chain for traced in events)
     before = trace.mark
-    for number, traced in enumerate(matched):
-        after = _mark_after(matched, number)
-        match = _match(traced, listed.get(traced.event.chain), passed)
+    for traced in filter(_is_match, trace.events):
+        match, after = _match(traced, listed.get(traced.event.chain)), traced.event.mark
         yield match._replace(mark=after) if after != before else match
         before = after
 
@@ -92,50 +86,23 @@ def match_rules(trace: PacketTrace, listed: Mapping[Chain, ChainRules]) -> Itera
 def chains_of(trace: PacketTrace) -> set[Chain]:
     """The chains to list, so that every matched rule has its text."""
     events = (traced.event for traced in trace.events)
-    return {event.chain for event in events if event.kind is not EventKind.RETURN or event.chain.legacy}
+    return {event.chain for event in events if event.kind is not EventKind.RETURN}
 
 
-def _with_kind(traced: TraceEvent, listed: ChainRules | None) -> TraceEvent:
-    """Legacy iptables reports some rules as the ends of their chains; their numbers are those of rules."""
+def _is_match(traced: TraceEvent) -> bool:
     event = traced.event
-    if not event.chain.legacy or listed is None or event.rule not in listed.rules:
-        return traced
-    return TraceEvent(event._replace(kind=EventKind.RULE), traced.headers)
+    if event.kind is EventKind.POLICY:
+        return event.verdict is TraceVerdict.DROP
+    return event.kind is EventKind.RULE
 
 
-def _is_match(
-    traced: TraceEvent, events: tuple[TraceEvent, ...], listed: Mapping[Chain, ChainRules], passed: bool
-) -> bool:
-    event = traced.event
-    if event.kind is not EventKind.POLICY:
-        return event.kind is EventKind.RULE
-    if event.chain.legacy:
-        # Legacy iptables does not report the verdict of a policy; but it is the last event of a packet.
-        known = listed.get(event.chain)
-        return not passed and traced is events[-1] and known is not None and known.policy == "DROP"
-    return event.verdict is TraceVerdict.DROP
-
-
-def _mark_after(matched: list[TraceEvent], number: int) -> int:
-    """Legacy iptables reports the mark before a rule, so the next event has the one after it."""
-    event = matched[number].event
-    if event.chain.legacy and number + 1 < len(matched):
-        return matched[number + 1].event.mark
-    return event.mark
-
-
-def _match(traced: TraceEvent, listed: ChainRules | None, passed: Collection[Chain]) -> RuleMatch:
+def _match(traced: TraceEvent, listed: ChainRules | None) -> RuleMatch:
     event = traced.event
     rule = _text(event, listed)
     if listed is not None and not listed.iptables:
         rule = _COMMENT.sub("", rule)
         return RuleMatch(traced, listed, rule, _nft_target(rule), event.verdict, event.jump_target, None)
-    target, leads, verdict = target_of(rule), event.jump_target, event.verdict
-    if event.chain.legacy:
-        # The kernel reports every chain that a packet enters; all other names are targets.
-        leads = target if event.chain._replace(name=target) in passed else ""
-        verdict = _legacy_verdict(target, event)
-    return RuleMatch(traced, listed, rule, target, verdict, leads, None)
+    return RuleMatch(traced, listed, rule, target_of(rule), event.verdict, event.jump_target, None)
 
 
 def _nft_target(rule: str) -> str:
@@ -149,12 +116,6 @@ def _text(event: KernelEvent, listed: ChainRules | None) -> str:
     if event.kind is EventKind.POLICY:
         return "policy DROP"
     return listed.rules.get(event.rule, "") if listed else ""
-
-
-def _legacy_verdict(target: str, event: KernelEvent) -> TraceVerdict:
-    if event.kind is EventKind.POLICY or target in ("DROP", "REJECT"):
-        return TraceVerdict.DROP
-    return TraceVerdict.ACCEPT if target in ("ACCEPT", "DNAT", "SNAT", "MASQUERADE") else event.verdict
 
 
 def _is_iptables(chain: Chain) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from vipd.observe.live_trace.events import EventKind, KernelEvent, TraceVerdict
@@ -14,8 +13,6 @@ LOOPBACK = 1
 
 QUIET_SECONDS = 0.5
 """A packet without events for so long has left. Its whole way takes microseconds."""
-LOGGED_SECONDS = 10.0
-"""How long logged events of unknown packets are kept."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +63,7 @@ class _Packet:
     began: float
     outbound: int = 0
     """Number of the interface that it is on its way out by."""
-    events: list[tuple[int, TraceEvent]] = field(default_factory=list)
+    events: list[TraceEvent] = field(default_factory=list)
     ends: bool = False
     """No further events follow."""
     passed: bool = False
@@ -75,30 +72,19 @@ class _Packet:
     loops: bool = False
     """It left by `lo`, and will arrive again."""
 
-    def has_addresses(self, headers: Headers) -> bool:
-        """Whether headers that were logged without a number are this packet's."""
-        return headers[:2] in (self.start[:2], self.last[:2]) and headers.protocol is self.start.protocol
-
 
 class TraceAssembler:
     """Takes events as they arrive; returns a trace when its packet has left. Times: seconds of one clock."""
 
-    def __init__(self, table: str, *, legacy: bool = False) -> None:
-        """`table` is the one that marks packets. `legacy`: events of legacy tables arrive by another
-        socket, so a trace waits for them after its packet's end."""
-        self._table, self._legacy = table, legacy
+    def __init__(self, table: str) -> None:
+        """`table` is the one that marks packets."""
+        self._table = table
         self._packets: dict[int, _Packet] = {}
-        self._logged: list[tuple[int, float, KernelEvent]] = []
-        self._order = 0
         self.older = 0
         """Packets of older flows: their way was decided then."""
 
     def take(self, event: KernelEvent, now: float) -> None:
         """One event."""
-        self._order += 1
-        if event.chain.legacy:
-            self._logged.append((self._order, now, event))
-            return
         packet = self._packets.get(event.id) or self._from_loopback(event) or self._new_packet(event, now)
         if packet is None:
             return
@@ -110,7 +96,7 @@ class TraceAssembler:
         if event.chain.table == self._table:
             _apply_marking(packet, event)
         else:
-            packet.events.append((self._order, TraceEvent(event, packet.last)))
+            packet.events.append(TraceEvent(event, packet.last))
             packet.ends = packet.ends or event.verdict is TraceVerdict.DROP
 
     def finished(self, now: float) -> list[PacketTrace]:
@@ -118,18 +104,12 @@ class TraceAssembler:
         over: list[_Packet] = []
         for packet in self._packets.values():
             # A packet that went over `lo` has two numbers.
-            if self._is_over(packet, now) and not any(packet is other for other in over):
+            if _is_over(packet, now) and not any(packet is other for other in over):
                 over.append(packet)
         left = {number: p for number, p in self._packets.items() if not any(p is other for other in over)}
         self._packets = left
         self.older += sum(packet.older for packet in over)
-        found = [self._trace(packet) for packet in over if not packet.older]
-        self._logged = [each for each in self._logged if now - each[1] < LOGGED_SECONDS]
-        return found
-
-    def _is_over(self, packet: _Packet, now: float) -> bool:
-        done = packet.older or (packet.ends and not self._legacy)
-        return done or now - packet.last_event >= QUIET_SECONDS
+        return [_trace(packet) for packet in over if not packet.older]
 
     def _new_packet(self, event: KernelEvent, now: float) -> _Packet | None:
         """A new packet, if the event is our rule's."""
@@ -149,22 +129,23 @@ class TraceAssembler:
             packet.loops = False
         return packet
 
-    def _trace(self, packet: _Packet) -> PacketTrace:
-        logged = [each for each in self._logged if each[2].headers and packet.has_addresses(each[2].headers)]
-        self._logged = [each for each in self._logged if each not in logged]
-        events = packet.events + list(_events(logged))
-        events.sort(key=lambda each: each[0])
-        return PacketTrace(
-            packet.start,
-            packet.forwarded,
-            packet.inbound,
-            packet.mark,
-            tuple(event for _, event in events),
-            packet.last,
-            packet.passed,
-            packet.outbound,
-            packet.began,
-        )
+
+def _is_over(packet: _Packet, now: float) -> bool:
+    return packet.older or packet.ends or now - packet.last_event >= QUIET_SECONDS
+
+
+def _trace(packet: _Packet) -> PacketTrace:
+    return PacketTrace(
+        packet.start,
+        packet.forwarded,
+        packet.inbound,
+        packet.mark,
+        tuple(packet.events),
+        packet.last,
+        packet.passed,
+        packet.outbound,
+        packet.began,
+    )
 
 
 def _apply_marking(packet: _Packet, event: KernelEvent) -> None:
@@ -175,9 +156,3 @@ def _apply_marking(packet: _Packet, event: KernelEvent) -> None:
         # A packet that leaves by `lo` arrives again.
         packet.loops = packet.outbound == LOOPBACK
         packet.passed = packet.ends = not packet.loops
-
-
-def _events(logged: list[tuple[int, float, KernelEvent]]) -> Iterator[tuple[int, TraceEvent]]:
-    for order, _, event in logged:
-        assert event.headers is not None  # noqa: S101 (only such were chosen)
-        yield order, TraceEvent(event, event.headers)

@@ -84,11 +84,3 @@ def read_headers(network: bytes, transport: bytes) -> Headers | None:
         int.from_bytes(transport[2:4], "big"),
         protocol,
     )
-
-
-def read_packet(packet: bytes) -> Headers | None:
-    """The same from a whole packet, or its beginning."""
-    if packet and packet[0] >> 4 == 4:
-        length = (packet[0] & 0xF) * 4
-        return read_headers(packet[:length], packet[length:])
-    return read_headers(packet[:_IPV6_HEADER], packet[_IPV6_HEADER:])

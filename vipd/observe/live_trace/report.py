@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from vipd.dataplane.conntrack.entries import Entry, flow_state
 from vipd.model.formatting import time_text
 from vipd.model.service import socket_text
-from vipd.observe.live_trace.events import Chain
 from vipd.observe.live_trace.matched_rules import MatchedRule
 from vipd.observe.live_trace.matching import table_of
 from vipd.observe.live_trace.outcome import Comparison, FinalVerdict, Outcome
@@ -56,7 +55,7 @@ class Report:
         """Table and hook, chain, the role of the chain, the effect of the rule, for each of `shown`."""
         for rule in self.shown():
             hook = rule.hook and f", hook {rule.hook}"
-            yield f"{table_words(rule.chain)}{hook}", rule.chain.name, rule.role, self._effect_text(rule)
+            yield f"{table_of(rule.chain)}{hook}", rule.chain.name, rule.role, self._effect_text(rule)
 
     def shown(self) -> Iterator[MatchedRule]:
         """The rules without jumps that led nowhere."""
@@ -71,7 +70,7 @@ class Report:
         if by is None:
             return ""
         rule = by.does if by.ours else f"{by.rule or by.does or GONE} (not a rule of vipd)"
-        return f"{table_words(by.chain)} {by.chain.name}: {rule}"
+        return f"{table_of(by.chain)} {by.chain.name}: {rule}"
 
     def view(self, explanation: Mapping[str, Any] | None, reason: str) -> dict[str, Any]:
         """As JSON. `explanation` is the prediction, or else `reason` why there is none."""
@@ -112,10 +111,10 @@ class Report:
 
 
 def rule_text(rule: MatchedRule) -> str:
-    """The rule itself, with its handle, or in a legacy table its number in the chain."""
+    """The rule itself, with its handle."""
     if not rule.number:
         return rule.rule
-    return f"{'rule' if rule.chain.legacy else 'handle'} {rule.number}: {rule.rule or GONE}"
+    return f"handle {rule.number}: {rule.rule or GONE}"
 
 
 def tracked_words(entry: Entry) -> str:
@@ -134,11 +133,6 @@ def _entry_view(entry: Entry | None) -> dict[str, Any] | None:
         "mark": entry.mark,
         "timeout": entry.timeout,
     }
-
-
-def table_words(chain: Chain) -> str:
-    """`nat`, `nat (legacy)`, or for a table of nft `ip vipd`."""
-    return f"{chain.table} (legacy)" if chain.legacy else table_of(chain)
 
 
 def _rule_view(rule: MatchedRule) -> dict[str, Any]:

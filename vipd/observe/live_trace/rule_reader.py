@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.iptables.saved_rules import listed_policy, listed_rules
+from vipd.dataplane.iptables.saved_rules import listed_rules
 from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, find_tools
 from vipd.dataplane.nftables import codec
 from vipd.dataplane.nftables.plan import COMMENT_START
@@ -18,7 +18,7 @@ from vipd.observe.live_trace.events import Chain
 from vipd.observe.live_trace.matching import IPTABLES, ChainRules
 
 ANSWER_SECONDS = 10.0
-_FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6, "legacy": Family.IPV4, "legacy6": Family.IPV6}
+_FAMILIES = {"ip": Family.IPV4, "ip6": Family.IPV6}
 
 
 async def read_rules(
@@ -26,22 +26,17 @@ async def read_rules(
 ) -> dict[Chain, ChainRules]:
     """The current content of these chains; without those that are gone, or that no tool can show. `warn`
     receives what could not be read, and why."""
-    faults: dict[Chain, str] = {}
-    found = await _by_iptables([c for c in chains if c.legacy or _may_be_iptables(c)], run, faults)
-    left = [chain for chain in chains if chain not in found and not chain.legacy]
+    found = await _by_iptables([chain for chain in chains if _may_be_iptables(chain)], run)
+    left = [chain for chain in chains if chain not in found]
     for family, table in dict.fromkeys((chain.family, chain.table) for chain in left):
         shown, fault = await _by_nft(family, table, run)
         found.update({chain: shown[chain] for chain in left if chain in shown})
         if fault:
             warn(f"the rules of table {family} {table} cannot be read: {fault}")
-    for chain in (chain for chain in faults if chain.legacy and chain not in found):
-        warn(f"the rules of {chain.table} {chain.name} (legacy) cannot be read: {faults[chain]}")
     return found
 
 
-async def _by_iptables(
-    chains: Collection[Chain], run: Runner, faults: dict[Chain, str]
-) -> dict[Chain, ChainRules]:
+async def _by_iptables(chains: Collection[Chain], run: Runner) -> dict[Chain, ChainRules]:
     programs: dict[str, str] = {}
     found = {}
     for chain in chains:
@@ -49,13 +44,10 @@ async def _by_iptables(
             if chain.family not in programs:
                 programs[chain.family] = await _program(chain, run)
             listed = await _listed(chain, programs[chain.family], run)
-        except (ApplyError, OSError, ProgramTimeoutError, MalformedMessageError) as error:
-            faults[chain] = str(error)
-            continue
+        except (ApplyError, OSError, ProgramTimeoutError, MalformedMessageError):
+            continue  # nft shows them, or says why not
         if listed is not None:
             found[chain] = listed
-        else:
-            faults[chain] = "iptables does not show them, or not all of them"
     return found
 
 
@@ -65,13 +57,12 @@ def _may_be_iptables(chain: Chain) -> bool:
 
 async def _program(chain: Chain, run: Runner) -> str:
     """The iptables that shows a family's chains; empty when there is none."""
-    variants = ("legacy", "auto") if chain.legacy else ("nft", "auto")
-    for variant in variants:
+    for variant in ("nft", "auto"):
         try:
             tools = await find_tools(_FAMILIES[chain.family], variant, run)
         except ApplyError:
             continue
-        if tools.legacy is chain.legacy:
+        if not tools.legacy:
             return tools.save.removesuffix("-save")
     return ""
 
@@ -83,16 +74,16 @@ async def _listed(chain: Chain, program: str, run: Runner) -> ChainRules | None:
     ended = await run([program, "-w", str(LOCK_WAIT_SECONDS), "-t", chain.table, "-S", chain.name], "")
     if ended.exit_code:
         return None
-    rules, policy = listed_rules(ended.stdout, chain.name), listed_policy(ended.stdout, chain.name)
+    rules = listed_rules(ended.stdout, chain.name)
     lines = [line for line in ended.stdout.splitlines() if line.strip()]
     if len(rules) + sum(line.startswith((f"-P {chain.name} ", f"-N {chain.name}")) for line in lines) != len(
         lines
     ):
         return None
-    handles = range(1, len(rules) + 1) if chain.legacy else _handles(chain)
+    handles = _handles(chain)
     if len(handles) != len(rules):
         return None
-    return ChainRules(dict(zip(handles, rules, strict=True)), policy)
+    return ChainRules(dict(zip(handles, rules, strict=True)))
 
 
 async def _by_nft(family: str, table: str, run: Runner) -> tuple[dict[Chain, ChainRules], str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from tests.dataplane.iptables.watch.recorded import datagrams
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.iptables.watch.debouncer import MAX_OPEN, MAX_SECONDS, QUIET_SECONDS, Debouncer
@@ -27,7 +25,7 @@ def hear(gathering: Debouncer, name: str, now: float = 0.0) -> Generation:
             if isinstance(message, Change):
                 gathering.change(message)
             else:
-                gathering.end(message, Actor(message.name, message.pid), nobody, now)
+                gathering.end(message, nobody, now)
                 last = message
     return last
 
@@ -109,9 +107,9 @@ def test_a_transaction_without_its_end_waits_and_many_are_let_go_of() -> None:
     assert gathering.collect(nobody) is None
     for port in range(1, 2 * MAX_OPEN):
         gathering.change(first[0]._replace(port=port))
-    gathering.end(Generation(0, 1, "iptables"), Actor("iptables", 1), nobody, 0.0)
+    gathering.end(Generation(0, 1, "iptables"), nobody, 0.0)
     assert told(gathering.collect(nobody)) == "somebody: events were lost in ipv4, ipv6"
-    gathering.end(Generation(1, 1, "iptables"), Actor("iptables", 1), nobody, 0.0)
+    gathering.end(Generation(1, 1, "iptables"), nobody, 0.0)
     assert gathering.collect(nobody) is None
 
 
@@ -149,28 +147,15 @@ def test_skipped_messages_of_a_stranger_count_as_lost() -> None:
     for pid, lost in ((42, False), (99, True)):
         gathering = Debouncer(SCOPE)
         gathering.skip(42)
-        gathering.end(Generation(42, pid, "iptables-nft-re"), Actor("x"), lambda pid, port: pid == 42, 0.0)
+        gathering.end(Generation(42, pid, "iptables-nft-re"), lambda pid, port: pid == 42, 0.0)
         assert (gathering.collect(nobody) is not None) is lost
 
 
-@pytest.mark.parametrize(
-    ("actor", "culprit"),
-    [
-        (Actor("iptables-restor", 9, "firewalld", 8), ("firewalld", 8)),
-        (Actor("nft", 9, "bash", 8), ("bash", 8)),
-        (Actor("nft", 9), ("nft", 9)),
-        (Actor("firewalld", 9, "systemd", 1), ("firewalld", 9)),
-    ],
-)
-def test_who_is_behind_it(actor: Actor, culprit: tuple[str, int]) -> None:
-    assert actor.offender == culprit
-
-
 def test_a_program_that_ran_often_is_named_once() -> None:
-    docker = [Actor("iptables", pid, "dockerd", 5) for pid in (8, 9, 9, 10)]
-    others = [Actor("nft", 11), Actor("iptables", 12, "bash", 4)]
-    assert named([*docker, *others, *docker]) == [
-        "iptables (3 processes) of dockerd (pid 5)",
+    several = [Actor("iptables", pid) for pid in (8, 9, 9, 10)]
+    others = [Actor("nft", 11), Actor.of(Generation(0, 12, "iptables-restor"))]
+    assert named([*several, *others, *several]) == [
+        "iptables (3 processes)",
         "nft (pid 11)",
-        "iptables (pid 12) of bash (pid 4)",
+        "iptables-restore (pid 12)",
     ]

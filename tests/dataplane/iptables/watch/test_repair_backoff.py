@@ -15,14 +15,14 @@ from vipd.dataplane.iptables.watch.repair_backoff import (
     RepairBackoff,
 )
 
-RESTORE = Actor("iptables-restor", 0, "firewalld", 812)
+FIREWALLD = Actor("firewalld", 812)
 
 
 def undo_at_once(peace: RepairBackoff, times: int, start: float = 0.0) -> tuple[list[float], float]:
     """Somebody undoes each repair at once: the pauses that came of it, and the time after the last."""
     now, pauses = start, []
-    for number in range(times):
-        due = peace.record_change([Actor("iptables-restor", 1000 + number, "firewalld", 812)], now)
+    for _ in range(times):
+        due = peace.record_change([FIREWALLD], now)
         pauses.append(due - now)
         now = due
         peace.record_repair(True, now)
@@ -60,7 +60,7 @@ def test_quiet_makes_peace() -> None:
     _, now = undo_at_once(peace, 20)
     assert peace.warnings(now + WINDOW_SECONDS - 0.1)
     assert peace.warnings(now + WINDOW_SECONDS) == ()
-    assert peace.record_change([RESTORE], now + WINDOW_SECONDS) == now + WINDOW_SECONDS
+    assert peace.record_change([FIREWALLD], now + WINDOW_SECONDS) == now + WINDOW_SECONDS
 
 
 def test_a_quarrel_of_a_day_is_kept_in_little_room() -> None:
@@ -92,7 +92,7 @@ def test_now_and_then_is_no_quarrel() -> None:
     peace = RepairBackoff()
     for number in range(100):
         now = number * WINDOW_SECONDS / (REPAIRS_WITHOUT_PAUSE - 1)
-        assert peace.record_change([RESTORE], now) == now
+        assert peace.record_change([FIREWALLD], now) == now
         peace.record_repair(True, now)
     assert peace.warnings(now) == ()
 
@@ -100,7 +100,7 @@ def test_now_and_then_is_no_quarrel() -> None:
 def test_harmless_disturbances_blame_nobody() -> None:
     peace = RepairBackoff()
     for number in range(100):
-        assert peace.record_change([RESTORE], number / 10) == number / 10
+        assert peace.record_change([FIREWALLD], number / 10) == number / 10
         peace.record_repair(False, number / 10)
     assert peace.warnings(10.0) == ()
     assert peace.due is None
@@ -109,15 +109,15 @@ def test_harmless_disturbances_blame_nobody() -> None:
 def test_more_disturbances_do_not_put_a_repair_off() -> None:
     peace = RepairBackoff()
     _, now = undo_at_once(peace, 9)
-    due = peace.record_change([RESTORE], now)
+    due = peace.record_change([FIREWALLD], now)
     assert due == now + 16
-    assert peace.record_change([RESTORE], now + 10) == due == peace.due
+    assert peace.record_change([FIREWALLD], now + 10) == due == peace.due
 
 
 def test_a_newcomer_is_repaired_at_once_during_anothers_pause() -> None:
     peace = RepairBackoff()
     _, now = undo_at_once(peace, 9)
-    assert peace.record_change([RESTORE], now) > now
+    assert peace.record_change([FIREWALLD], now) > now
     assert peace.record_change([Actor("bash", 5)], now + 1) == now + 1
 
 

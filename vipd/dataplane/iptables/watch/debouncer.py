@@ -62,7 +62,7 @@ class Debouncer:
         self._scope, self._quiet, self._longest = scope, quiet, longest
         self._open: dict[int, _Burst] = {}
         self._unseen: set[int] = set()
-        self._closed: list[tuple[Generation, Actor, _Burst]] = []
+        self._closed: list[tuple[Generation, _Burst]] = []
         self._lost = False
         self._first = self._last = 0.0
 
@@ -84,11 +84,7 @@ class Debouncer:
         show."""
         self._unseen.add(port)
 
-    def concerns(self, generation: Generation) -> bool:
-        """Whether the transaction that ends here affected vipd's rules, so that its actor matters."""
-        return generation.port in self._open
-
-    def end(self, generation: Generation, actor: Actor, is_ours: IsOurs, now: float) -> None:
+    def end(self, generation: Generation, is_ours: IsOurs, now: float) -> None:
         """A transaction is complete."""
         if generation.port in self._unseen:
             self._unseen.discard(generation.port)
@@ -99,7 +95,7 @@ class Debouncer:
             self.lost(now)  # their ends were, long ago
         if work is not None and not is_ours(generation.pid, generation.port):
             self._touch(now)
-            self._closed.append((generation, actor, work))
+            self._closed.append((generation, work))
 
     def lost(self, now: float) -> None:
         """Some messages are missing; partly read transactions will not end."""
@@ -111,10 +107,10 @@ class Debouncer:
     def collect(self, is_ours: IsOurs) -> ExternalChange | None:
         """The burst as one disturbance; None if all of it was vipd's own."""
         burst, actors = _Burst(), dict[Actor, None]()
-        for generation, actor, work in self._closed:
+        for generation, work in self._closed:
             if not is_ours(generation.pid, generation.port):
                 burst.join(work)
-                actors[actor] = None
+                actors[Actor.of(generation)] = None
         if self._lost:
             burst.families |= self._scope.families
             burst.kinds.add(ChangeKind.EVENTS_LOST)

@@ -9,9 +9,8 @@ import socket
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from vipd.dataplane.iptables.watch.actors import Actors
 from vipd.dataplane.iptables.watch.debouncer import Debouncer
-from vipd.dataplane.iptables.watch.external_change import Actor, ExternalChange, OwnershipFilter
+from vipd.dataplane.iptables.watch.external_change import ExternalChange, OwnershipFilter
 from vipd.dataplane.iptables.watch.messages import (
     GROUP_NFTABLES,
     KINDS,
@@ -54,7 +53,7 @@ class RuleEvents:
         """
         self._socket, self._own, self._clock, self._hear = listening, own, clock, on_message
         self._kinds = kinds
-        self._gathering, self._actors = Debouncer(scope), Actors()
+        self._gathering = Debouncer(scope)
         self._read_some = asyncio.Event()
 
     def close(self) -> None:
@@ -114,10 +113,7 @@ class RuleEvents:
             return
         for message in read_messages(datagram, self._kinds):
             if isinstance(message, Generation):
-                # Only now does the process probably still exist, so that its parent can be found.
-                worth = self._gathering.concerns(message) and not self._own.wrote(message.pid, message.port)
-                actor = self._actors.of(message) if worth else Actor(message.name, message.pid)
-                self._gathering.end(message, actor, self._own.wrote, self._clock())
+                self._gathering.end(message, self._own.wrote, self._clock())
             else:
                 self._gathering.change(message)
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from vipd.dataplane.iptables.names import TABLES, ChainId, Names
-from vipd.dataplane.iptables.watch.messages import Change, MessageKind, rule_facts
+from vipd.dataplane.iptables.watch.messages import Change, Generation, MessageKind, rule_facts
 from vipd.model.service import Family
 
 ENTRIES = frozenset(
@@ -18,9 +17,6 @@ ENTRIES = frozenset(
     }
 )
 """The built-in chains that contain vipd's jumps."""
-
-_TOOL = re.compile(r"^(ip6?tables|xtables|ebtables|arptables|nft$)")
-"""Programs that others run to change rules; the caller is the one that matters."""
 
 
 class ChangeKind(StrEnum):
@@ -40,57 +36,37 @@ class ChangeKind(StrEnum):
 _CHANGE_KINDS = {kind: ChangeKind[kind.name] for kind in MessageKind}
 
 
+_WHOLE_NAMES = {"iptables-restor": "iptables-restore", "ip6tables-resto": "ip6tables-restore"}
+"""Important names that the kernel truncates to 15 characters."""
+
+
 @dataclass(frozen=True, slots=True)
 class Actor:
-    """The process that changed rules, and its parent, as far as they could be observed."""
+    """The process that changed rules, as the kernel names it."""
 
     name: str
     pid: int = 0
     """0: not known."""
-    parent: str = ""
-    """The nearest that is no mere wrapper. Empty: unknown; it may have ended before it was read."""
-    parent_pid: int = 0
-    guessed: bool = False
-    """The parent had ended, and is the most probable one."""
 
-    @property
-    def offender(self) -> tuple[str, int]:
-        """Name and pid of the cause: the program that runs an iptables or nft tool, else the process
-        itself."""
-        if self.parent and is_tool(self.name):
-            return self.parent, self.parent_pid
-        return self.name, self.pid
+    @classmethod
+    def of(cls, generation: Generation) -> Actor:
+        """The author of a transaction."""
+        return cls(_WHOLE_NAMES.get(generation.name, generation.name), generation.pid)
 
     def __str__(self) -> str:
-        text = f"{self.name} (pid {self.pid})" if self.pid else self.name
-        return f"{text}{_behind(self)}"
-
-
-def is_tool(name: str) -> bool:
-    """Whether it is a program that others run to change rules."""
-    return _TOOL.match(name) is not None
-
-
-def _behind(actor: Actor) -> str:
-    if not actor.parent:
-        return ""
-    return f"{', probably' if actor.guessed else ''} of {actor.parent} (pid {actor.parent_pid})"
+        return f"{self.name} (pid {self.pid})" if self.pid else self.name
 
 
 def named(actors: Iterable[Actor]) -> list[str]:
-    """Each program once: `iptables (pid 812) of bash (pid 5)`, or, if it ran more than once, `iptables (14
-    processes) of dockerd (pid 5)`. In order of their first change."""
-    several: dict[tuple[str, str, int, bool], dict[Actor, None]] = {}
+    """Each program once: `iptables (pid 812)`, or, if it ran more than once, `iptables (14 processes)`. In
+    order of their first change."""
+    several: dict[str, dict[Actor, None]] = {}
     for actor in actors:
-        several.setdefault((actor.name, actor.parent, actor.parent_pid, actor.guessed), {})[actor] = None
-    return [_counted(list(same)) for same in several.values()]
-
-
-def _counted(same: Sequence[Actor]) -> str:
-    first = same[0]
-    if len(same) == 1:
-        return str(first)
-    return f"{first.name} ({len(same)} processes){_behind(first)}"
+        several.setdefault(actor.name, {})[actor] = None
+    return [
+        f"{name} ({len(same)} processes)" if len(same) > 1 else str(next(iter(same)))
+        for name, same in several.items()
+    ]
 
 
 @dataclass(frozen=True, slots=True)

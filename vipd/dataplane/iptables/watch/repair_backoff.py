@@ -23,8 +23,6 @@ MAX_OFFENDERS = 100
 _UNKNOWN = ""
 _HINTS = {
     "firewalld": "firewall-cmd --reload flushes foreign rules where FlushAllOnReload=yes; set it to no",
-    "ufw": "set MANAGE_BUILTINS=no in /etc/default/ufw: else it flushes foreign rules",
-    "puppet": "make puppetlabs-firewall ignore the chains and jumps of vipd",
 }
 
 
@@ -43,8 +41,6 @@ class _Offender:
     pause: float = 0.0
     last: float = 0.0
     """Time of its last change, or of the last repair."""
-    guessed: bool = True
-    """Whether vipd never observed the program itself, and only inferred it."""
 
     def recent(self, now: float) -> int:
         return sum(now - at < WINDOW_SECONDS for at in self.latest)
@@ -85,10 +81,8 @@ class RepairBackoff:
         """Record that `actors` changed vipd's rules (none: unknown); returns when to repair, `now` or
         later."""
         for actor in [*actors] or [Actor(_UNKNOWN)]:
-            name, pid = actor.offender
-            offender = self._offender(name, pid, now)
+            offender = self._offender(actor.name, actor.pid, now)
             offender.last = now
-            offender.guessed &= actor.guessed
             self._waiting.add(offender.name)
             due = now + offender.pause
             # A change by a new offender is repaired at once, even during a pause for another offender.
@@ -129,7 +123,6 @@ class RepairBackoff:
 
     def _warning(self, offender: _Offender, now: float) -> str:
         who = f"{offender.name} (pid {offender.pid})" if offender.name else "another program"
-        who = f"probably {who}" if offender.guessed else who
         span = max(1, round(now - offender.first))
         told = f"{who} has undone vipd's rules {offender.repairs} times in {span} s"
         hint = _HINTS.get(offender.name, self._hint)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from vipd.dataplane.fast_path.table import fast_path_table
-from vipd.dataplane.forward_accept.chain_verdicts import OTHER_TABLES, ForwardVerdict, NftForward
+from vipd.dataplane.forward_accept.accepts import OTHER_TABLES
 from vipd.dataplane.iptables.foreign_rules import UFW_USER_INPUT
 from vipd.dataplane.iptables.names import ChainId
 from vipd.model.service import Family
 from vipd.observe.doctor.facts import Facts
 from vipd.observe.doctor.finding import Check, CheckResult, listed, ok, problem, unchecked, warning
-from vipd.observe.doctor.rules import Ruleset
+from vipd.observe.doctor.rules import ForwardVerdict, Ruleset
 
 GROUP = "Firewalls"
 KNOWN = {
@@ -107,42 +107,23 @@ def check_forward_chains(facts: Facts) -> Iterator[CheckResult]:
     for chain in facts.forward_chains:
         concerned = [family for family in facts.families() if chain.concerns(family)]
         coming = facts.settings.accept_forwarded and not any(map(facts.has_vipd_rules, concerned))
-        if not concerned or coming:
+        if not concerned or coming or not chain.drops:
             continue
-        forward_verdict = chain.forward_verdict(1 << facts.settings.flow_mark_bit)
-        if forward_verdict in (ForwardVerdict.BLOCKED, ForwardVerdict.MAYBE):
-            yield _blocked_by_nft(chain, forward_verdict)
-
-
-def _blocked_by_nft(chain: NftForward, forward_verdict: ForwardVerdict) -> CheckResult:
-    place = f"{chain.family} {chain.table} {chain.name}"
-    why = f"nft chain {place} refuses what it does not accept"
-    repair = f"nft insert rule {place} ct status dnat accept"
-    hint = "put the same line into the file that it is loaded from"
-    if forward_verdict is ForwardVerdict.MAYBE:
-        cause = f"{why}, and accepts forwarded flows only under conditions"
-        return warning("an nft chain may drop flows to virtual IPs", cause, repair, hint=hint)
-    cause = f"{why}, also what iptables rules accept, as vipd's do"
-    return problem("an nft chain drops flows to virtual IPs", cause, repair, hint=hint)
+        place = f"{chain.family} {chain.table} {chain.name}"
+        cause = f"nft chain {place} drops by policy, also what iptables rules accept; its rules are not read"
+        repair = f"nft insert rule {place} ct status dnat accept"
+        hint = "put the same line into the file that it is loaded from"
+        yield warning("an nft chain may drop flows to virtual IPs", cause, repair, hint=hint)
 
 
 def check_refusals(facts: Facts) -> Iterator[CheckResult]:
     """Rules of others that may refuse flows of services, and those that would if vipd's accept were not
     before them."""
     flows = [each.flow for each in facts.services]
-    prefix, mark = facts.settings.chain_prefix, 1 << facts.settings.flow_mark_bit
-    found = [
-        (f"FORWARD of {ruleset.program}", ruleset.family, ruleset.forward_refusals(prefix))
-        for ruleset in facts.rulesets
-    ]
-    found += [
-        (f"nft chain {chain.family} {chain.table} {chain.name}", family, chain.refusals(mark))
-        for chain in facts.forward_chains
-        for family in facts.families()
-        if chain.concerns(family)
-    ]
-    for place, family, (before, behind) in found:
-        here = [flow for flow in flows if flow.family is family]
+    for ruleset in facts.rulesets:
+        place = f"FORWARD of {ruleset.program}"
+        before, behind = ruleset.forward_refusals(facts.settings.chain_prefix)
+        here = [flow for flow in flows if flow.family is ruleset.family]
         if refusals := [each for each in before if any(map(each.may_match, here))]:
             cause = f"{place}: {listed([str(each) for each in refusals])}, before vipd's accept"
             hint = "what an administrator refuses stays refused; accept_forwarded: first puts vipd before it"
@@ -227,10 +208,6 @@ def _variants_unread(facts: Facts) -> str:
     return facts.rules_unread() or facts.programs_unread()
 
 
-def _refusals_unread(facts: Facts) -> str:
-    return facts.forwarding_unread() or facts.nft_unread()
-
-
 def _places_unread(facts: Facts) -> str:
     return _variants_unread(facts) or facts.nft_fault
 
@@ -258,7 +235,7 @@ CHECKS = (
         GROUP,
         "no rule of others refuses flows of services",
         check_refusals,
-        _refusals_unread,
+        Facts.forwarding_unread,
     ),
     Check("ufw", GROUP, "ufw denies nothing that services let in", check_ufw, Facts.forwarding_unread),
     Check("flow-offload", GROUP, "no flows are offloaded past the rules", check_flowtables, Facts.nft_unread),

@@ -9,15 +9,15 @@ from typing import Any
 
 from vipd.dataplane.base import ApplyError, MissingProgramError
 from vipd.dataplane.fast_path.table import fast_path_table
-from vipd.dataplane.forward_accept.chain_verdicts import NftForward
+from vipd.dataplane.forward_accept.accepts import accepts_translated, is_ours, rules_of
 from vipd.dataplane.iptables.saved_rules import MalformedRulesError, left_out_tables
 from vipd.dataplane.iptables.tools import find_tools, save
 from vipd.dataplane.nftables.options import table_name
 from vipd.dataplane.nftables.reader import BaseChain, TableReader
-from vipd.dataplane.nftables.saved_table import read_objects, rules_by_chain
+from vipd.dataplane.nftables.saved_table import read_objects
 from vipd.host.process import ProgramTimeoutError, Runner
 from vipd.model.service import Family
-from vipd.observe.doctor.rules import Ruleset
+from vipd.observe.doctor.rules import NftForward, Ruleset
 
 VARIANTS = ("nft", "legacy")
 IPTABLES_CHAINS = ("FORWARD",)
@@ -122,12 +122,17 @@ async def read_nft(prefix: str, run: Runner) -> tuple[tuple[NftForward, ...], fr
     found, faults = [], []
     for chain in foreign:
         try:
-            table = rules_by_chain(await _nft(["list", "table", chain["family"], chain["table"]], run))
-            policy = chain.get("policy", "accept")
-            found.append(NftForward(chain["family"], chain["table"], chain["name"], policy, table))
+            drops = chain.get("policy") == "drop" and not await _lets_pass(chain, prefix, run)
+            found.append(NftForward(chain["family"], chain["table"], chain["name"], drops))
         except _UNREADABLE as error:
             faults.append(f"table {chain['family']} {chain['table']}: {_error_text(error)}")
     return tuple(found), families, "; ".join(dict.fromkeys(faults))
+
+
+async def _lets_pass(chain: Mapping[str, Any], prefix: str, run: Runner) -> bool:
+    """Whether vipd's accept is in a chain, or the rule that is advised instead. Raises one of _UNREADABLE."""
+    listed = await _nft(["list", "table", chain["family"], chain["table"]], run)
+    return any(is_ours(rule, prefix) or accepts_translated(rule) for rule in rules_of(listed, chain["name"]))
 
 
 async def _nft(words: list[str], run: Runner) -> list[Mapping[str, Any]]:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from vipd.dataplane.base import ApplyError
-from vipd.dataplane.forward_accept.chain_verdicts import NftForward
 from vipd.host.process import ProgramTimeoutError, Runner
 from vipd.host.process import run as run_program
 from vipd.host.processes import Processes
@@ -44,7 +43,7 @@ from vipd.observe.doctor.facts import (
     StateDir,
 )
 from vipd.observe.doctor.finding import internal_error_text
-from vipd.observe.doctor.rules import Ruleset
+from vipd.observe.doctor.rules import NftForward, Ruleset
 
 WATCHED_PROGRAMS = ("kube-proxy", "keepalived")
 """Processes that checks look for."""
