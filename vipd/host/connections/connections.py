@@ -87,11 +87,6 @@ class Connections:
         for connection in list(self._open.values()):
             connection.end()
 
-    def extend_lifetime(self, request: web.BaseRequest, seconds: float) -> None:
-        """Let the connection of a request last this long from now on."""
-        if found := self._open.get(request.protocol):
-            found.end_after(seconds)
-
     async def answer(self, request: web.BaseRequest, handler: Handler) -> web.StreamResponse:
         """The handler's answer; a long one is already sent."""
         connection = self._open.get(request.protocol)
