@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -197,12 +197,11 @@ class ServiceRoutes:
         """Declare many services at once; with `prune`, remove all others of the store."""
         source, wanted = self.store_of(request).source, list[Service]()
 
-        def read(members: Json, services: Iterator[object] | None) -> object:
+        def read(members: Json) -> object:
             refuse_unknown_members(members, APPLY_MEMBERS, (*CHANGE_FLAGS, *CHANGE_PARAMETERS))
             if members.get("apiVersion", API_VERSION) != API_VERSION:
                 raise RefusedError("malformed", f"apiVersion must be {API_VERSION}")
-            given = members.get("services") if services is None else services
-            wanted.extend(operations.parse_services(given, source=source))
+            wanted.extend(operations.parse_services(members.get("services"), source=source))
             return members.get("prune", False)
 
         async with contextlib.AsyncExitStack() as work:
