@@ -99,7 +99,7 @@ class Connections:
             body = long_body(response)
             if body is None:
                 return response
-            self.hold(request, body)
+            self._hold(request, body)
             with contextlib.suppress(ConnectionError):  # aiohttp detects this itself, and logs nothing
                 return await send_in_chunks(
                     request, response, body, partial(self._next_turn, connection.client)
@@ -130,7 +130,7 @@ class Connections:
                 return
         del self._taking_turns[source]
 
-    def hold(self, request: web.BaseRequest, body: bytes) -> None:
+    def _hold(self, request: web.BaseRequest, body: bytes) -> None:
         """A long body is about to be sent to the connection of a request. Closes others that read nothing of
         theirs while all of them are too large together; one that many get is in memory once."""
         newest = self._open.get(request.protocol)
