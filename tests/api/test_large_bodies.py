@@ -1,5 +1,5 @@
-"""Whatever a body holds, reading it takes bounded memory and holds up nobody; and what many services come to
-is decided beside the event loop."""
+"""Whatever a body holds, reading it takes bounded memory; and what many services come to is decided beside
+the event loop."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def test_many_services_at_once_do_not_hold_the_loop(many: list[dict[str, object]
 
 @pytest.mark.parametrize("space", ["", " ", "\n\t"])
 @story_of(running)
-async def test_a_body_that_is_read_in_parts_says_the_same(vipd: Vipd, *, space: str) -> None:
+async def test_a_large_body_says_the_same(vipd: Vipd, *, space: str) -> None:
     """However it is spaced, and whatever its texts hold."""
     check = {"type": "dns", "port": 53, "answer": 'q"\\, ]}[{ "services": [é\U0001f600'}
     specs = [{**WEB, "name": f"w{n}", "address": f"10.96.1.{n}", "check": check} for n in range(200)]

@@ -101,13 +101,11 @@ def sixty_requests_for_the_state(arena: Arena) -> None:
     arena.requests(arena.host, foe.Requests(to, _get("/state"), 60, uid=65534, gids=(65534,)))
 
 
-@attack(LOCAL_USER, "streams of the status page")
+@attack(LOCAL_USER, "unread answers of the status page")
 def viewers_who_read_nothing(arena: Arena) -> None:
     arena.load(5_000)
     to = f"127.0.0.1:{PAGE_PORT}"
-    wanted = foe.Requests(
-        to, _get("/stream"), 100, read="nothing", sources=LOOPBACK, uid=65534, gids=(65534,)
-    )
+    wanted = foe.Requests(to, _get("/state"), 100, read="nothing", sources=LOOPBACK, uid=65534, gids=(65534,))
     arena.requests(arena.host, wanted)
 
 

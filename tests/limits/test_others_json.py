@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.lab.inside import Vipd, running, vipctl
-from vipd.model.limits import JSON_DIGITS, YAML_DEPTH
+from vipd.model.limits import JSON_DEPTH, JSON_DIGITS
 
 HOSTILE = ["[" * 100_000, '{"revision": ' + "[" * 500 + "]" * 500 + "}", '{"revision": ' + "1" * 4000 + "}"]
 
@@ -20,7 +20,7 @@ def test_a_request_within_the_limits_is_read_and_one_beyond_is_malformed() -> No
     digits = "1" * 500_000
     values = {"1" * JSON_DIGITS: "invalid", "-1.5e3": "invalid"}
     for opened, closed, levels in (("[", "]", 1), ('{"[\\"{": ', "}", 1), ('[{"x": ', "}]", 2)):
-        inside = YAML_DEPTH // levels
+        inside = JSON_DEPTH // levels
         values[opened * (inside - 2) + "1" + closed * (inside - 2)] = "invalid"
         values[opened * (inside + 1) + "1" + closed * (inside + 1)] = "malformed"
     values |= {number.format(digits): "malformed" for number in ("{}", "-{}", "0.{}", "{}e5", "1e{}")}

@@ -38,8 +38,7 @@ async def get(url: str, method: str = "GET", **headers: str) -> Reply:
 
     named = {name.replace("_", "-"): value for name, value in headers.items()}
     async with ClientSession() as session, session.request(method, url, headers=named) as reply:
-        endless = reply.content_type == "text/event-stream"
-        return Reply(reply.status, dict(reply.headers), "" if endless else await reply.text())
+        return Reply(reply.status, dict(reply.headers), await reply.text())
 
 
 async def listening(vipd: Vipd, setting: str) -> str:
@@ -60,12 +59,12 @@ async def listening(vipd: Vipd, setting: str) -> str:
     return f"http://{host}:{port}/"
 
 
-async def state(vipd: Vipd, after: str = "") -> dict[str, Any]:
-    """What the status page shows; `after`: what changed since that version."""
+async def state(vipd: Vipd) -> dict[str, Any]:
+    """What the status page shows."""
     url = await listening(vipd, "status_page")
     from aiohttp import ClientSession
 
-    async with ClientSession() as session, session.get(f"{url}state?after={after}") as reply:
+    async with ClientSession() as session, session.get(f"{url}state") as reply:
         assert reply.status == 200
         document: dict[str, Any] = await reply.json()
         return document

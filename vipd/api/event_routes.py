@@ -12,7 +12,6 @@ from datetime import UTC, datetime
 from aiohttp import web
 
 from vipd.api.messages import encoded_json_response, flag_of, route
-from vipd.api.user_quota import UserQuota, UserTurns
 from vipd.declaration.operations import RefusedError, Services, find
 from vipd.host.batches import in_slices
 from vipd.host.connections.http import CHUNK_BYTES
@@ -81,7 +80,7 @@ class EventRoutes:
 
     def __init__(self, recorder: Recorder | None, services: Callable[[], Services]) -> None:
         self._recorder, self._services = recorder, services
-        self._quota, self._turns = UserQuota(MAX_FOLLOWERS), UserTurns()
+        self._followers, self._readers = asyncio.Semaphore(MAX_FOLLOWERS), asyncio.Semaphore()
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
@@ -103,25 +102,19 @@ class EventRoutes:
         def encoded() -> bytes:
             return b", ".join([encode(occurrence).rstrip() for occurrence in wanted.select(recorder.read())])
 
-        async with self._turns.turn(request):
+        async with self._readers:
             return encoded_json_response(b'"events": [%b]' % await asyncio.to_thread(encoded))
 
     async def _stream(
         self, request: web.Request, event_filter: EventFilter, recorder: Recorder
     ) -> web.StreamResponse:
+        if self._followers.locked():
+            why = f"there are {MAX_FOLLOWERS}, the most of all"
+            raise RefusedError("conflict", "too many others follow already", why, "end some of them")
         response = web.StreamResponse(headers={"Content-Type": "application/x-ndjson"})
-        too_many = "too many others follow already", "end some of them"
-        with self._quota.acquire(request, *too_many), recorder.subscribe() as follower:
-            await response.prepare(request)
-            line = _LineWriter(response)
+        async with self._followers:
             try:
-                await line.send({"heartbeat": time_text(datetime.now(UTC)), "last": recorder.last})
-                async with self._turns.turn(request):
-                    stored, last = await asyncio.to_thread(_stored_lines, recorder, event_filter)
-                async for start in in_slices(range(0, len(stored), CHUNK_BYTES)):
-                    await line.write(stored[start : start + CHUNK_BYTES])
-                # Events from during the read of the ring are both there and in the queue.
-                await _follow(line, follower, event_filter, last)
+                await self._send(request, response, event_filter, recorder)
             except TimeoutError:
                 log.warning("a follower of events has taken nothing for %d s and is let go", STUCK_SECONDS)
                 if request.transport is not None:
@@ -129,6 +122,20 @@ class EventRoutes:
             except ConnectionError:
                 pass  # it has disconnected
         return response
+
+    async def _send(
+        self, request: web.Request, response: web.StreamResponse, wanted: EventFilter, recorder: Recorder
+    ) -> None:
+        with recorder.subscribe() as follower:
+            await response.prepare(request)
+            line = _LineWriter(response)
+            await line.send({"heartbeat": time_text(datetime.now(UTC)), "last": recorder.last})
+            async with self._readers:
+                stored, last = await asyncio.to_thread(_stored_lines, recorder, wanted)
+            async for start in in_slices(range(0, len(stored), CHUNK_BYTES)):
+                await line.write(stored[start : start + CHUNK_BYTES])
+            # Events from during the read of the ring are both there and in the queue.
+            await _follow(line, follower, wanted, last)
 
     def _read_filter(self, request: web.Request) -> EventFilter:
         query = request.query

@@ -9,7 +9,6 @@ from importlib import import_module
 from aiohttp import web
 
 from vipd.api.messages import encoded_json_response, route
-from vipd.api.user_quota import UserQuota
 from vipd.control.announcer import Announcer
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import Dataplane
@@ -17,8 +16,6 @@ from vipd.declaration.operations import Kind, RefusedError
 
 MAX_CONCURRENT = 2
 """Questions that are worked on at a time; others wait for their turn."""
-
-MAX_QUEUED = 32
 
 
 class ExplainRoutes:
@@ -29,7 +26,7 @@ class ExplainRoutes:
     ) -> None:
         self._reconciler, self._dataplane, self._announcer = reconciler, dataplane, announcer
         self._threads = ThreadPoolExecutor(MAX_CONCURRENT, "vipd explain")
-        self._quota = UserQuota(MAX_CONCURRENT + MAX_QUEUED)
+        self._turns = asyncio.Semaphore(MAX_CONCURRENT)
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
@@ -43,7 +40,7 @@ class ExplainRoutes:
         """The effect of the compiled rules on one packet."""
         source, target = request.query.get("from", ""), request.query.get("target", "")
         loop = asyncio.get_running_loop()
-        with self._quota.acquire(request, "too many questions at once", "ask again later"):
+        async with self._turns:
             # In a thread, and not when the daemon starts: the simulator is an eighth of all that it imports.
             await loop.run_in_executor(self._threads, import_module, "vipd.api.explain_answers")
             from vipd.api.explain_answers import add_health, answer, encoded, rule_inputs

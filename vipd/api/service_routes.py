@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -36,7 +36,6 @@ from vipd.api.request_bodies import (
 )
 from vipd.api.service_changes import Change, ChangeRequest, decide
 from vipd.api.stores import STORES, FleetStore, HostStore, Store, no_confirmation_error, no_etcd_error
-from vipd.api.user_quota import UserTurns
 from vipd.control.address_policy import AddressPolicy
 from vipd.control.shared_run import SharedAnswers
 from vipd.declaration import operations
@@ -56,9 +55,9 @@ NAMES_LOGGED = 100
 """Maximum number of services that the log entry of one change names."""
 
 MAX_LARGE_BODIES = 3
-"""Large bodies that are in memory at a time, one of each user."""
+"""Large bodies that are in memory at a time."""
 MAX_IN_ETCD = 8
-"""Small changes that wait for etcd at a time, one of each user."""
+"""Small changes that wait for etcd at a time."""
 FREED_AT_ONCE = 100
 """Services whose memory is freed in some tenths of a millisecond."""
 
@@ -88,9 +87,9 @@ class ServiceRoutes:
     ) -> None:
         self._context, self._permission, self._overrides = context, permission, overrides
         self._answers = answers
-        self._turns = {operations.CLI: UserTurns(), "etcd": UserTurns(MAX_IN_ETCD)}
+        self._turns = {operations.CLI: asyncio.Semaphore(), "etcd": asyncio.Semaphore(MAX_IN_ETCD)}
         """Of small changes, by store. Those of the file are written one at a time anyway."""
-        self._arriving, self._large = UserTurns(MAX_LARGE_BODIES), UserTurns()
+        self._arriving, self._large = asyncio.Semaphore(MAX_LARGE_BODIES), asyncio.Semaphore()
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
@@ -198,20 +197,19 @@ class ServiceRoutes:
         """Declare many services at once; with `prune`, remove all others of the store."""
         source, wanted = self.store_of(request).source, list[Service]()
 
-        def read(members: Json, services: Iterator[object] | None) -> object:
+        def read(members: Json) -> object:
             refuse_unknown_members(members, APPLY_MEMBERS, (*CHANGE_FLAGS, *CHANGE_PARAMETERS))
             if members.get("apiVersion", API_VERSION) != API_VERSION:
                 raise RefusedError("malformed", f"apiVersion must be {API_VERSION}")
-            given = members.get("services") if services is None else services
-            wanted.extend(operations.parse_services(given, source=source))
+            wanted.extend(operations.parse_services(members.get("services"), source=source))
             return members.get("prune", False)
 
         async with contextlib.AsyncExitStack() as work:
             if is_large(request):
-                # Whoever sends slowly keeps only himself from computing.
-                await work.enter_async_context(self._arriving.turn(request))
+                # Whoever sends slowly keeps nobody from computing.
+                await work.enter_async_context(self._arriving)
                 raw = await read_large(request)
-                await work.enter_async_context(self._large.turn(request))
+                await work.enter_async_context(self._large)
                 work.enter_context(gc_paused())
             else:
                 raw = await read_raw(request, SMALL_BODY_BYTES)
@@ -251,7 +249,7 @@ class ServiceRoutes:
         await context.refresh_address_policy()
         dry_run = flag_of(request, "dry_run")
         asked = ChangeRequest(change, store.source, self._policy(request), size, dry_run)
-        turn = self._turns[store.source].turn(request) if work is None else contextlib.nullcontext()
+        turn = self._turns[store.source] if work is None else contextlib.nullcontext()
         if dry_run:
             async with turn:
                 store.check(outcome := await self._decide(asked))

@@ -13,7 +13,6 @@ from aiohttp import web
 
 from vipd.api.messages import body_response, flag_of, json_response, list_body, route
 from vipd.api.stats_views import FlowSnapshot, flow_sort_key, flow_view, service_stats_view
-from vipd.api.user_quota import UserQuota
 from vipd.control.reconciler import Reconciler
 from vipd.control.shared_run import SharedAnswers
 from vipd.dataplane.conntrack.entries import flow_state
@@ -42,7 +41,7 @@ class StatsRoutes:
 
     def __init__(self, reconciler: Reconciler, flow_stats: FlowStats | None, answers: SharedAnswers) -> None:
         self._reconciler, self._flow_stats, self._answers = reconciler, flow_stats, answers
-        self._quota = UserQuota(MAX_LISTINGS)
+        self._listings = asyncio.Semaphore(MAX_LISTINGS)
 
     def routes(self) -> list[web.RouteDef]:
         """Routes for the application."""
@@ -116,9 +115,7 @@ class StatsRoutes:
         limit = _limit(query.get("limit", str(DEFAULT_LIMIT)))
         forwardings = self._reconciler.forwardings.get(service.name, ())
         try:
-            with self._quota.acquire(
-                request, "too many requests for tracked flows at once", "ask again later"
-            ):
+            async with self._listings:
                 total, flows = await self._flows(forwardings, tests, limit)
         except ConntrackError as error:
             raise RefusedError("internal", error.what, error.why, error.hint) from None

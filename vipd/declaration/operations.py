@@ -7,7 +7,7 @@ Every function gets the snapshot (all services) and the stored services, and ret
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
@@ -261,9 +261,9 @@ def remove(snapshot: Services, stored: Services, target: str, *, source: str = C
 
 
 def parse_services(specs: object, *, source: str = CLI) -> list[Service]:
-    """The requested services, from a list or an iterator, in time linear in their number. Raises
-    RefusedError with the problems of all, or the first thousand."""
-    if not isinstance(specs, list | Iterator):
+    """The requested services, in time linear in their number. Raises RefusedError with the problems of all,
+    or the first thousand."""
+    if not isinstance(specs, list):
         raise RefusedError("malformed", "services must be a list")
     return _parse_all(specs, source)
 

@@ -99,7 +99,7 @@ def test_the_loop_goes_on_while_a_large_table_is_explained() -> None:
     running(story, many)
 
 
-def test_so_many_questions_wait_and_no_more() -> None:
+def test_many_questions_wait_for_their_turn() -> None:
     backends = [f"10.244.{n // 250}.{n % 250 + 1}" for n in range(40)]
 
     async def story(vipd: Vipd) -> None:
@@ -107,9 +107,7 @@ def test_so_many_questions_wait_and_no_more() -> None:
         asked = [asyncio.ensure_future(vipd.ask("GET", QUESTION)) for _ in range(50)]
         assert (await vipd.ask("GET", "/v1/version")).status == 200
         answers = Counter((answer.status, answer.kind) for answer in await asyncio.gather(*asked))
-        assert answers.keys() == {(200, ""), (409, "conflict")}
-        assert answers[200, ""] >= 34
-        assert (await vipd.ask("GET", QUESTION)).status == 200
+        assert answers == {(200, ""): 50}
 
     running(story)
 

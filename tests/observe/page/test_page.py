@@ -65,7 +65,6 @@ def test_the_state_has_services_shares_and_health_but_no_secrets() -> None:
 def test_it_follows_services_problems_and_warnings() -> None:
     async def story(vipd: Vipd) -> None:
         first = await state(vipd)
-        assert first["full"] is True
         vipd.declare(declared().replace("name: mail/smtp", "name: mail/imap"))
         vipd.declare("  - {name: x, adress: 10.96.9.9}\n", name="broken.yaml")
         vipd.kernel.warnings = ("nf_conntrack is 91 % full",)
@@ -91,9 +90,25 @@ def test_it_follows_services_problems_and_warnings() -> None:
     running(story, lambda vipd: vipd.declare(declared()), status_page=free_address())
 
 
+def test_it_shows_a_verdict_and_what_a_check_says_although_no_rule_changes() -> None:
+    async def story(vipd: Vipd) -> None:
+        await until_state(vipd, lambda d: len(d["services"]) == 13)
+        vipd.backends["10.244.1.18:9200"] = "connection refused"
+        await until_state(vipd, lambda d: by_name(d)["shop/search"]["ready"] == 2)
+        vipd.backends["10.244.1.18:9200"] = "no route"
+        document = await until_state(vipd, lambda d: "no route" in json.dumps(by_name(d)["shop/search"]))
+        assert by_name(document)["shop/search"]["ready"] == 2
+
+    def prepare(vipd: Vipd) -> None:
+        vipd.declare(declared())
+        vipd.backends[DEAD] = "connection refused"
+
+    running(story, prepare, status_page=free_address())
+
+
 def test_rates_are_of_new_flows_since_the_last_reading() -> None:
     async def story(vipd: Vipd) -> None:
-        await until_state(vipd, lambda d: d["flows"]["sample"])
+        await state(vipd)
         vipd.kernel.new_flows = {
             ("shop/search", "10.244.1.18:9200"): 30,
             ("shop/search", "10.244.3.18:9200"): 10,

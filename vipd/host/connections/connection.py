@@ -52,17 +52,12 @@ class Connection(asyncio.Protocol):
         """The long answer that is being sent. Others may be sent the same one."""
         self._asks.begin(limits.head_seconds)
         if limits.life_seconds is not None:
-            self.end_after(limits.life_seconds)
+            self._life.begin(limits.life_seconds)
 
     @property
     def waiting_since(self) -> float | None:
         """Since when the client must act, by the loop's clock; None: vipd must."""
         return min((w.since for w in (self._asks, self._takes) if w.since is not None), default=None)
-
-    def end_after(self, seconds: float) -> None:
-        """End after so long, whatever happens."""
-        if not self._over:
-            self._life.begin(seconds)
 
     def end(self) -> None:
         """End at once: unread data is lost. Closing would wait for the client."""

@@ -87,11 +87,6 @@ class Connections:
         for connection in list(self._open.values()):
             connection.end()
 
-    def extend_lifetime(self, request: web.BaseRequest, seconds: float) -> None:
-        """Let the connection of a request last this long from now on."""
-        if found := self._open.get(request.protocol):
-            found.end_after(seconds)
-
     async def answer(self, request: web.BaseRequest, handler: Handler) -> web.StreamResponse:
         """The handler's answer; a long one is already sent."""
         connection = self._open.get(request.protocol)
@@ -104,7 +99,7 @@ class Connections:
             body = long_body(response)
             if body is None:
                 return response
-            self.hold(request, body)
+            self._hold(request, body)
             with contextlib.suppress(ConnectionError):  # aiohttp detects this itself, and logs nothing
                 return await send_in_chunks(
                     request, response, body, partial(self._next_turn, connection.client)
@@ -135,7 +130,7 @@ class Connections:
                 return
         del self._taking_turns[source]
 
-    def hold(self, request: web.BaseRequest, body: bytes) -> None:
+    def _hold(self, request: web.BaseRequest, body: bytes) -> None:
         """A long body is about to be sent to the connection of a request. Closes others that read nothing of
         theirs while all of them are too large together; one that many get is in memory once."""
         newest = self._open.get(request.protocol)

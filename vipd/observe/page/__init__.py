@@ -1,4 +1,4 @@
-"""The read-only status page: one HTML file, the state as JSON, and a stream of changes.
+"""The read-only status page: one HTML file, and the state as JSON.
 
 Only the daemon imports it, through `vipd.observe.monitoring`.
 """

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import NamedTuple
 
@@ -52,7 +52,6 @@ class FlowHistory:
         self._refusals: Mapping[str, Mapping[Limit, int]] = {}
         self.refused: Json = {}
         """By service that refused any flow over a limit: `{LIMIT: [FLOWS, RATE]}`."""
-        self.samples = 0
 
     def add_reading(self, reading: FlowReading, services: Iterable[str]) -> None:
         """The next reading; the first one gives no rates, nor does one after the clock was set back, and the
@@ -64,7 +63,7 @@ class FlowHistory:
             before = None
             self._passed.clear()
         seconds = (reading.at - before).total_seconds() if before else 0.0
-        self.latest, self.samples = {}, self.samples + bool(seconds)
+        self.latest = {}
         self._note_refusals(reading, seconds)
         names = frozenset(services)
         quiet, self._quiet = self._quiet, names - self._passed.keys() if reading.traffic else frozenset()
@@ -169,28 +168,24 @@ RECENT_EVENTS = 60
 
 
 class RecentEvents:
-    """Events by the id of their report; each with the version at which it was added."""
+    """Events by the id of their report."""
 
     def __init__(self) -> None:
-        self._kept: dict[int, tuple[int, EventRecord]] = {}
+        self._kept: dict[int, EventRecord] = {}
 
-    async def load(self, recorder: Recorder, version: int) -> None:
+    async def load(self, recorder: Recorder) -> None:
         """Start with those on disk."""
-        self._kept.clear()
-        for occurrence in (await asyncio.to_thread(recorder.read))[-RECENT_EVENTS:]:
-            self._kept[occurrence.group_id] = (version, occurrence)
+        recent = (await asyncio.to_thread(recorder.read))[-RECENT_EVENTS:]
+        self._kept = {occurrence.group_id: occurrence for occurrence in recent}
 
-    async def take_new(self, subscription: Subscription, version: int) -> bool:
-        """Add a follower's new events; returns whether there were any."""
-        found = False
+    async def take_new(self, subscription: Subscription) -> None:
+        """Add a follower's new events."""
         while not subscription.finished and (occurrence := await subscription.next(0)) is not None:
             self._kept.pop(occurrence.group_id, None)
-            self._kept[occurrence.group_id] = (version, occurrence)
-            found = True
+            self._kept[occurrence.group_id] = occurrence
         while len(self._kept) > RECENT_EVENTS:
             del self._kept[next(iter(self._kept))]
-        return found
 
-    def since(self, version: int) -> Mapping[int, str]:
-        """Those that were added later, as JSON, oldest first."""
-        return {p: encode(o).decode().rstrip() for p, (at, o) in self._kept.items() if at > version}
+    def texts(self) -> Sequence[str]:
+        """All of them as JSON, the oldest first."""
+        return [encode(occurrence).decode().rstrip() for occurrence in self._kept.values()]

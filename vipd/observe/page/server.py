@@ -4,7 +4,6 @@ names: a foreign name may resolve to this host, too (DNS rebinding). The page lo
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import hashlib
 import re
@@ -13,7 +12,6 @@ from importlib.resources import files
 
 from aiohttp import web
 
-from vipd.host.connections.http import CHUNK_BYTES
 from vipd.host.connections.limits import ConnectionLimits
 from vipd.observe.browsers import NOT_OUR_NAME, foreign_browser
 from vipd.observe.listeners import ListenAddress, Listeners
@@ -22,13 +20,6 @@ from vipd.observe.page.page_state import PageState
 LIMITS = ConnectionLimits(
     connections=128, per_client=64, head_seconds=10.0, body_seconds=5.0, send_seconds=10.0, life_seconds=15.0
 )
-MAX_STREAMS = 32
-"""Further viewers poll instead."""
-STREAM_SECONDS = 600.0
-"""Then a stream ends, and the page opens another."""
-HEARTBEAT_SECONDS = 5.0
-STUCK_SECONDS = 10.0
-"""A viewer that reads nothing for this long is disconnected."""
 
 HEADERS: Mapping[str, str] = {
     "X-Content-Type-Options": "nosniff",
@@ -51,7 +42,6 @@ class StatusPage:
         self._page_state, self._names = page_state, names
         self._html = (files(__package__) / "status.html").read_text(encoding="utf-8")
         self._policy = content_policy(self._html)
-        self._streams = 0
         self.listener = Listeners(self._answer, LIMITS)
         if address:
             self.listener.set_addresses({address: "status_page"})
@@ -66,8 +56,6 @@ class StatusPage:
                 return web.Response(text=self._html, content_type="text/html", headers=headers)
             case "/state":
                 return await self._state(request)
-            case "/stream" if request.method == "GET":
-                return await self._stream(request)
         return _short(404, "there is nothing here")
 
     def _refused(self, request: web.BaseRequest) -> web.Response | None:
@@ -79,50 +67,12 @@ class StatusPage:
 
     async def _state(self, request: web.BaseRequest) -> web.Response:
         await self._page_state.wait_fresh()
-        seen, headers = request.query.get("after", ""), dict(HEADERS)
+        headers = dict(HEADERS)
         compressed = "gzip" in request.headers.get("Accept-Encoding", "")
-        _, body = await self._page_state.changes_since(seen, compressed=compressed)
+        body = await self._page_state.answer(compressed=compressed)
         if compressed:
             headers["Content-Encoding"] = "gzip"
         return web.Response(body=body, content_type="application/json", headers=headers)
-
-    async def _stream(self, request: web.BaseRequest) -> web.StreamResponse:
-        if self._streams >= MAX_STREAMS:
-            return _short(503, "enough others watch; hint: ask /state from time to time")
-        response = web.StreamResponse(headers={**HEADERS, "Content-Type": "text/event-stream"})
-        response.force_close()
-        self._streams += 1
-        self.listener.connections.extend_lifetime(request, STREAM_SECONDS + STUCK_SECONDS)
-        try:
-            await response.prepare(request)
-            await self._send_changes(request, response)
-        except TimeoutError:
-            if request.transport is not None:
-                request.transport.abort()
-        except ConnectionError:
-            pass  # it has disconnected
-        finally:
-            self._streams -= 1
-            self.listener.connections.extend_lifetime(request, STUCK_SECONDS)
-        return response
-
-    async def _send_changes(self, request: web.BaseRequest, response: web.StreamResponse) -> None:
-        board, clock = self._page_state, asyncio.get_running_loop().time
-        seen = request.headers.get("Last-Event-ID") or request.query.get("after", "")
-        await _send(response, b"retry: 2000\n\n")
-        await board.wait_fresh()
-        until = clock() + STREAM_SECONDS
-        while clock() < until and not board.ended:
-            if await board.wait_newer(seen, HEARTBEAT_SECONDS):
-                seen, news = await board.changes_since(seen)
-                self.listener.connections.hold(request, news)
-                await _send(response, f"id: {seen}\ndata: ".encode())
-                for start in range(0, len(news), CHUNK_BYTES):
-                    await _send(response, news[start : start + CHUNK_BYTES])
-                self.listener.connections.hold(request, b"")
-                await _send(response, b"\n\n")
-            else:
-                await _send(response, b"event: still\ndata:\n\n")
 
 
 def content_policy(html: str) -> str:
@@ -134,11 +84,6 @@ def content_policy(html: str) -> str:
     inline = "; ".join(f"{kind}-src {' '.join(found)}" for kind, found in hashes.items())
     rest = "connect-src 'self'; img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
     return f"default-src 'none'; {inline}; {rest}"
-
-
-async def _send(response: web.StreamResponse, part: bytes) -> None:
-    async with asyncio.timeout(STUCK_SECONDS):
-        await response.write(part)
 
 
 def _short(status: int, text: str, headers: Mapping[str, str] | None = None) -> web.Response:
