@@ -181,7 +181,7 @@ CASES: dict[str, tuple[Json, Json, str, str]] = {
         "web: backend dns:web.internal: allowed_names has no such name",
     ),
     "a name of the fallback": (
-        {"fallback": {"backends": ["dns:web.internal"]}},
+        {"backends": ["dns:b.internal"], "fallback": {"backends": ["dns:web.internal"]}},
         {"allowed_names": {"etcd": ["b.internal"], "file": ["internal"], "cli": ["internal"]}},
         "etcd",
         "web: backend dns:web.internal: allowed_names has no such name",
