@@ -29,7 +29,6 @@ if [ "${1:-}" = --nightly ]; then
     export VIPD_SOAK=10000 VIPD_CHANGES=360 VIPD_OVERRIDES=1000
     export VIPD_TORTURE=300 VIPD_TORTURE_SEED=$seed VIPD_FUZZ=300 VIPD_FUZZ_SEED=$seed
     export VIPD_KERNELS="debian12 debian13"
-    export VIPD_OVERRIDES_SECONDS=300 VIPD_OVERRIDES_SEED=$seed
     export VIPD_FORK_SERVER=no
     set -- --nightly --timeout=1800 --hypothesis-profile=fresh --hypothesis-seed="$seed" "$@"
 fi

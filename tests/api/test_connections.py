@@ -22,8 +22,6 @@ ALL, OF_ONE, OF_ROOT = 256, 64, 64
 GET = b"GET /v1/version HTTP/1.1\r\nHost: vipd\r\n\r\n"
 FOLLOW = b"GET /v1/events?follow=1 HTTP/1.1\r\nHost: vipd\r\n\r\n"
 """It is answered for as long as its client likes."""
-
-
 DIFF = b"GET /v1/diff HTTP/1.1\r\nHost: vipd\r\n\r\n"
 """It is answered once no write is under way."""
 

@@ -1,19 +1,15 @@
 from __future__ import annotations
 
 import os
-import random
 import signal
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from http.client import HTTPException
+from subprocess import CompletedProcess
 
 import pytest
 
-from tests.api.daemon_process import PATIENCE_SECONDS, ConfiguredHost, host
-from tests.lab.examples import examples
-from tests.lab.inside import declare
+from tests.api.daemon_process import ConfiguredHost, host
 from tests.model.samples import block
 
 pytestmark = pytest.mark.root
@@ -110,16 +106,6 @@ def test_check_prints_every_problem_and_touches_nothing(node: ConfiguredHost) ->
     assert "VIPD" not in node.rules()
 
 
-def test_check_warns_of_a_password_that_would_go_unencrypted(node: ConfiguredHost) -> None:
-    etcd = {"endpoints": ["http://192.0.2.1:2379"], "user": "vipd-host", "password_file": "/etc/vipd/pw"}
-    node.settings["etcd"] = etcd
-    done = node.vipd("--check")
-    assert (done.returncode, done.stdout) == (0, "ok: 1 service\n")
-    assert done.stderr.startswith(
-        "warning: etcd's password for vipd-host goes unencrypted to http://192.0.2.1"
-    )
-
-
 def test_unusable_settings_end_with_78_and_all_problems(node: ConfiguredHost) -> None:
     node.settings.update({"mark_bit": 99, "colour": "red"})
     done = node.vipd("--set", "log_level=loud")
@@ -128,12 +114,6 @@ def test_unusable_settings_end_with_78_and_all_problems(node: ConfiguredHost) ->
         assert name in done.stderr
     assert "Traceback" not in done.stderr
     assert node.run("--config", str(node.root / "none.yaml")).returncode == 78
-
-
-def test_a_slip_in_the_environment_is_told(node: ConfiguredHost) -> None:
-    done = node.run("--config", str(node.config), "--check", VIPD_LOGLEVEL="debug")
-    assert done.returncode == 0
-    assert "VIPD_LOGLEVEL" in done.stderr
 
 
 def test_without_root_the_reason_is_told_and_no_traceback(node: ConfiguredHost) -> None:
@@ -187,61 +167,6 @@ def test_a_stop_during_the_first_apply_is_clean(node: ConfiguredHost) -> None:
     assert "Traceback" not in node.log()
 
 
-def adding(node: ConfiguredHost, first: int, acknowledged: list[str], stop: threading.Event) -> None:
-    """Add services one after the other until the daemon is gone; note each that was answered."""
-    for number in range(first, first + 1000):
-        if stop.is_set():
-            return
-        name = f"s{number}"
-        address = f"10.98.{number // 250}.{number % 250 + 1}"
-        spec = {"name": name, "address": address, "ports": ["53/udp"], "backends": ["10.244.0.5"]}
-        try:
-            status, body = node.ask("POST", "services", {"service": spec})
-        except (OSError, HTTPException, ValueError):
-            return
-        assert status == 200, body
-        acknowledged.append(name)
-
-
-def test_what_was_answered_survives_any_kill(node: ConfiguredHost) -> None:
-    seed = random.randrange(10**6)
-    chance = random.Random(seed)
-    acknowledged: list[str] = []
-    for round_ in range(min(10, examples(10))):
-        node.begin()
-        node.wait_for(lambda: node.get("status")["pid"])
-        stop = threading.Event()
-        client = threading.Thread(target=adding, args=(node, round_ * 1000, acknowledged, stop))
-        client.start()
-        answered = len(acknowledged) + chance.randint(1, 4)
-        node.wait_for(lambda answered=answered: len(acknowledged) >= answered)
-        time.sleep(chance.uniform(0, 0.1))
-        node.end(signal.SIGKILL)
-        stop.set()
-        client.join(PATIENCE_SECONDS)
-        assert not client.is_alive()
-        store = node.state_dir / "services.yaml"
-        if store.exists():
-            found = declare(store.read_text(), str(store))
-            assert found.ok, f"seed {seed}: {found.problems}"
-            missing = set(acknowledged) - {s.name for s in found.services}
-            assert not missing, f"seed {seed}: {missing}"
-    node.start()
-    assert node.names() >= set(acknowledged)
-
-
-def test_a_watched_directory_may_come_late(node: ConfiguredHost) -> None:
-    (node.services_dir / "dns.yaml").unlink()
-    node.services_dir.rmdir()
-    node.start()
-    (files, _) = node.get("status")["sources"]
-    assert "no such directory" in files["problems"][0]
-    node.services_dir.mkdir()
-    time.sleep(0.5)
-    node.declare("dns.yaml", DNS)
-    node.wait_for(lambda: node.names() == {"dns"})
-
-
 def test_a_request_in_flight_does_not_hold_up_the_stop(node: ConfiguredHost) -> None:
     node.start()
     with socket.socket(socket.AF_UNIX) as client:
@@ -251,3 +176,29 @@ def test_a_request_in_flight_does_not_hold_up_the_stop(node: ConfiguredHost) -> 
         began = time.monotonic()
         assert node.end(signal.SIGTERM) == 0
         assert time.monotonic() - began < STOPPING_SECONDS, "systemd waits longer, but not for ever"
+
+
+def test_it_holds_what_all_files_together_no_longer_say(node: ConfiguredHost) -> None:
+    def vipctl(*words: str) -> CompletedProcess[str]:
+        return node.run(*words, "--socket", str(node.socket), module="vipd.cli.main")
+
+    node.declare("web.yaml", block("10.96.0.11", "web", "10.244.0.6"))
+    node.start()
+    for path in list(node.services_dir.iterdir()):
+        path.unlink()
+    node.wait_for(lambda: "2 files are gone" in vipctl("status").stdout)
+    assert "10.96.0.10" in node.rules()
+    assert "10.96.0.11" in node.rules()
+    assert vipctl("list").stdout.count("held: its file is gone") == 2
+    assert "in sync: the kernel has every rule\n" not in vipctl("status").stdout
+    assert "2 files are gone" in vipctl("events").stdout
+    assert node.end(signal.SIGTERM) == 0
+    checked = node.vipd("--check")
+    assert (checked.returncode, "2 files are gone" in checked.stderr) == (1, True)
+    assert node.vipd("--once").returncode == 1
+    assert "10.96.0.10" in node.rules()
+    node.start()
+    accepted = vipctl("accept-removal")
+    assert accepted.stdout.endswith("2 files let go\n"), accepted.stderr
+    assert "10.96.0.10" not in node.rules()
+    assert vipctl("accept-removal").stdout == "nothing was held\n"

@@ -273,27 +273,3 @@ async def test_bodies_that_are_no_json(vipd: Vipd) -> None:
             with contextlib.suppress(ClientConnectionError):
                 await asked(vipd, method, place(path) + "?dry_run=1", b"{}", **{"Content-Encoding": coding})
     assert (await vipd.ask("GET", "/v1/status")).status == 200
-
-
-@story_of(running)
-async def test_a_check_that_lacks_something_is_a_problem_by_itself(vipd: Vipd) -> None:
-    checks: tuple[object, ...] = (
-        *(
-            {"type": "exec", "command": command}
-            for command in (None, [], [""], "check", [1.5], ["/bin/\x00"])
-        ),
-        *({"type": "exec", "command": ["/bin/true"], "user": user} for user in ("a b", None)),
-        *({"type": "https", "ca": ca} for ca in ("x", "/\x00")),
-        {"type": "exec"},
-        {"type": "udp"},
-        {"type": None},
-        {"type": {}},
-        *({}, [], 5),
-    )
-    for check in checks:
-        own = [{"address": "10.0.0.1", "check": check}]
-        for spec in ({**WEB, "check": check}, {**WEB, "backends": own}):
-            for path, body in (("services", {"service": spec}), ("apply", {"services": [spec]})):
-                answer = await vipd.ask("POST", f"/v1/{path}", body)
-                assert (answer.status, answer.kind) == (422, "invalid"), check
-                assert answer.body["error"]["problems"], check

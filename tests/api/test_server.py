@@ -266,18 +266,6 @@ async def test_reload_reads_everything_anew_and_looks_at_the_kernel(vipd: Vipd) 
     assert vipd.kernel.names() == {"filed"}, "somebody else had deleted its rules"
 
 
-@story_of(running, file_owned)
-async def test_a_reload_with_problems_tells_them_and_keeps_serving(vipd: Vipd) -> None:
-    vipd.declare("  - {address: 10.96.0.300}\n")
-    vipd.declare(block("10.96.0.30", "good", "10.244.0.9"), name="g.yaml")
-    answer = await vipd.reload()
-    assert (answer.status, answer.kind) == (422, "invalid")
-    assert any("services.yaml:3" in problem for problem in answer.body["error"]["problems"])
-    assert vipd.kernel.names() == {"filed", "good"}
-    (files, _) = (await vipd.status())["sources"]
-    assert any("services.yaml:3" in problem for problem in files["problems"])
-
-
 def test_a_broken_store_is_kept_and_changes_are_refused_with_a_hint() -> None:
     def prepare(vipd: Vipd) -> None:
         file_owned(vipd)
@@ -313,29 +301,6 @@ async def test_a_client_that_hangs_up_harms_nobody(vipd: Vipd) -> None:
     vipd.kernel.gate.set()
     assert (await vipd.ask("GET", "/v1/status")).status == 200
     await vipd.until(lambda: stored(vipd) == {"web"})  # what was understood is done
-
-
-@story_of(running)
-async def test_an_order_is_stored_told_and_taken_back(vipd: Vipd) -> None:
-    await vipd.add(WEB)
-    order = {"service": "web", "backend": "10.244.0.7", "admin": "draining", "reason": "disk"}
-    dry = await vipd.ask("POST", "/v1/overrides?dry_run=1", order)
-    assert (dry.body["changed"], dry.body["applied"]) == (True, False)
-    assert (await vipd.ask("GET", "/v1/overrides")).body["overrides"] == []
-    given = await vipd.ask("POST", "/v1/overrides", order)
-    assert (given.body["changed"], given.body["applied"]) == (True, True)
-    assert given.body["backends"] == [{"service": "web", "backend": "10.244.0.7"}]
-    assert not (await vipd.ask("POST", "/v1/overrides", order)).body["changed"]
-    (endpoint,) = (await vipd.service("web"))["forwardings"][0]["endpoints"]
-    assert not endpoint["ready"]
-    assert endpoint["reason"].startswith("draining by ")
-    assert endpoint["reason"].endswith(": disk")
-    (listed,) = (await vipd.ask("GET", "/v1/overrides")).body["overrides"]
-    assert (listed["service"], listed["admin"], listed["reason"]) == ("web", "draining", "disk")
-    gone = await vipd.ask("DELETE", "/v1/overrides", {"service": "web", "backend": "10.244.0.7"})
-    assert gone.body["overrides"] == [listed]
-    assert (await vipd.ask("GET", "/v1/overrides")).body["overrides"] == []
-    assert (await vipd.ask("DELETE", "/v1/overrides", {"all": True})).body["changed"] is False
 
 
 @story_of(running, file_owned)

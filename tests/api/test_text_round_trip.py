@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.faults.broken_declarations import SINGLE, checks, declaration
 from tests.lab.examples import examples
-from tests.lab.inside import Vipd, declare, running, vipctl, written
+from tests.lab.inside import Vipd, declare, running, written
 from vipd.model.service import Origin, Service
 from vipd.model.text import is_encodable, join_surrogate_pairs, json_text, lines, one_line, yaml_quoted
 
@@ -80,8 +80,8 @@ def changed(spec: dict[str, Any], path: Path_, text: str) -> Any:
     return made
 
 
-def file_of(spec: object) -> str:
-    return json.dumps({"apiVersion": "vipd/v1", "services": [spec]})
+def file_of(*specs: object) -> str:
+    return json.dumps({"apiVersion": "vipd/v1", "services": specs})
 
 
 @settings(max_examples=examples(300))
@@ -122,10 +122,6 @@ def odd_services() -> list[dict[str, Any]]:
     return [spec for spec in found if not declare(file_of(spec)).problems]
 
 
-def file_with(specs: list[dict[str, Any]]) -> str:
-    return json.dumps({"apiVersion": "vipd/v1", "services": specs})
-
-
 def by_name(text: str) -> dict[str, Service]:
     """What a text declares, wherever it stands."""
     return {service.name: replace(service, origin=Origin("cli")) for service in declare(text).services}
@@ -133,14 +129,14 @@ def by_name(text: str) -> dict[str, Service]:
 
 async def exported(vipd: Vipd) -> dict[str, Service]:
     """What serves."""
-    return by_name(file_with((await vipd.ask("GET", "/v1/export")).body["services"]))
+    return by_name(file_of(*(await vipd.ask("GET", "/v1/export")).body["services"]))
 
 
 def test_every_odd_text_is_the_same_after_every_way_on_which_it_is_written_and_read(tmp_path: Path) -> None:
     """The store, its copy, a file, its kept copy, and what vipctl prints."""
     specs = odd_services()
     assert len(specs) > 2 * len(WORDS)
-    expected = by_name(file_with(specs))
+    expected = by_name(file_of(*specs))
 
     async def add(vipd: Vipd) -> dict[str, Service]:
         assert (await vipd.ask("POST", "/v1/apply", {"services": specs})).status == 200
@@ -150,7 +146,7 @@ def test_every_odd_text_is_the_same_after_every_way_on_which_it_is_written_and_r
             assert by_name(printed) == expected
         return await exported(vipd)
 
-    def file(vipd: Vipd, text: str = file_with(specs)) -> None:
+    def file(vipd: Vipd, text: str = file_of(*specs)) -> None:
         (vipd.services_dir / "a.json").write_text(text)
 
     first, second = tmp_path / "first", tmp_path / "second"
@@ -166,7 +162,7 @@ def test_every_odd_text_is_the_same_after_every_way_on_which_it_is_written_and_r
 
 def test_every_odd_text_of_a_key_of_etcd_is_read_as_it_is_written() -> None:
     specs = odd_services()
-    expected = by_name(file_with(specs))
+    expected = by_name(file_of(*specs))
 
     def keys(vipd: Vipd) -> None:
         for spec in specs:
@@ -216,18 +212,6 @@ def test_a_store_that_an_earlier_version_wrote_with_pairs_is_read(tmp_path: Path
         return str((await vipd.service("web"))["spec"]["check"]["answer"])
 
     assert running(story, store) == body
-
-
-def test_convert_prints_what_reads_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    check = {"type": "http", "port": 80, "body": "\x1b\U0001f600\u202e\U000e0001 no"}
-    declared = declare(file_of({"name": "web", "address": "10.96.0.1", "ports": "80/tcp", "check": check}))
-    file = tmp_path / "a.yaml"
-    file.write_text(written(declared.services))
-    for form in ("json", "yaml"):
-        assert vipctl(["convert", str(file), "-o", form]) == 0
-        printed = capsys.readouterr().out
-        assert lines(printed) == printed
-        assert declare(printed).services == declared.services
 
 
 @given(st.text(ANY_CHARACTER))

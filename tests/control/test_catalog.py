@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterable
 from itertools import permutations
 from pathlib import Path
@@ -12,6 +10,7 @@ from random import Random
 
 import pytest
 
+from tests.control.test_step_cost import counted
 from tests.lab.inside import Vipd, running
 from tests.model.samples import block
 
@@ -227,20 +226,9 @@ def calls(start: Iterable[Saves], *, then: Iterable[Saves] = ()) -> int:
     async def story(vipd: Vipd) -> int:
         for saves in then:
             save(vipd, saves)
-        counted = 0
-
-        def count(frame: object, event: str, argument: object) -> None:
-            nonlocal counted
-            counted += event in ("call", "c_call")
-
-        threading.setprofile(count)
-        sys.setprofile(count)
-        try:
+        with counted("c_call") as made:
             await vipd.reload()
-        finally:
-            sys.setprofile(None)
-            threading.setprofile(None)
-        return counted
+        return made[0]
 
     def prepare(vipd: Vipd) -> None:
         for saves in start:

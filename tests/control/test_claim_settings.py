@@ -54,14 +54,8 @@ def test_check_tells_of_a_file_with_too_many_ports(
 ) -> None:
     (tmp_path / "many.yaml").write_text(HEAD + "".join(service(n, 30000 + n) for n in range(number)))
     (tmp_path / "other.yaml").write_text(HEAD + service(99, 30200))
-    words = [
-        "check",
-        str(tmp_path),
-        "--set",
-        "node_ports_per_author=10",
-        "--set",
-        "host_addresses=[10.0.0.1]",
-    ]
+    settings = ("node_ports_per_author=10", "host_addresses=[10.0.0.1]")
+    words = ["check", str(tmp_path), *(word for setting in settings for word in ("--set", setting))]
     assert vipctl(words) == code
     told = " ".join(capsys.readouterr().err.split())
     assert ("many.yaml:13: s10: " in told) is bool(code)

@@ -23,10 +23,12 @@ def node_port(number: int, protocol: str = "tcp") -> Json:
     return {"ports": [{"port": 80, "protocol": protocol, "node_port": number}]}
 
 
+def file_of(spec: Json) -> str:
+    return yaml.safe_dump({"apiVersion": "vipd/v1", "services": [spec]})
+
+
 def write(vipd: Vipd, spec: Json) -> None:
-    """A file with a service."""
-    text = yaml.safe_dump({"apiVersion": "vipd/v1", "services": [spec]})
-    (vipd.services_dir / "web.yaml").write_text(text)
+    (vipd.services_dir / "web.yaml").write_text(file_of(spec))
 
 
 async def from_file(vipd: Vipd, spec: Json) -> list[str]:
@@ -128,7 +130,7 @@ CASES: dict[str, tuple[Json, Json, str, str]] = {
         {"check": {"type": "http", "method": "POST"}},
         {},
         "etcd",
-        "web: ",
+        "web: a check of etcd's may use GET and HEAD, not POST",
     ),
     "a check by HEAD": ({"check": {"type": "http", "method": "HEAD"}}, {}, "", ""),
     "a program": (
@@ -179,7 +181,7 @@ CASES: dict[str, tuple[Json, Json, str, str]] = {
         "web: backend dns:web.internal: allowed_names has no such name",
     ),
     "a name of the fallback": (
-        {"fallback": {"backends": ["dns:web.internal"]}},
+        {"backends": ["dns:b.internal"], "fallback": {"backends": ["dns:web.internal"]}},
         {"allowed_names": {"etcd": ["b.internal"], "file": ["internal"], "cli": ["internal"]}},
         "etcd",
         "web: backend dns:web.internal: allowed_names has no such name",
@@ -325,12 +327,10 @@ def test_what_serves_already_is_held_to_settings_and_not_to_what_the_host_has_me
 
     running(story, simulated=True)
 
-    def held(vipd: Vipd) -> None:
-        vipd.state_dir.mkdir(exist_ok=True)
-        spec = json.dumps({"apiVersion": "vipd/v1", "services": [WEB]})
-        (vipd.state_dir / "services.yaml").write_text(spec)
+    def stored(vipd: Vipd) -> None:
+        (vipd.state_dir / "services.yaml").write_text(file_of(WEB))
 
-    running(narrowed, held, allowed_backends="10.0.0.0/24")
+    running(narrowed, stored, allowed_backends="10.0.0.0/24")
 
 
 def test_a_host_that_gets_the_address_of_a_service_keeps_the_service_from_no_change(tmp_path: Path) -> None:
@@ -400,9 +400,7 @@ def test_a_neighbour_that_goes_is_warned_of_for_a_while() -> None:
 
     def prepare(vipd: Vipd) -> None:
         vipd.facts["neighbours"] = {"10.96.0.1": "02:00:00:00:00:01 on eth0"}
-        (vipd.services_dir / "web.yaml").write_text(
-            yaml.safe_dump({"apiVersion": "vipd/v1", "services": [WEB]})
-        )
+        write(vipd, WEB)
 
     running(story, prepare, simulated=True)
 

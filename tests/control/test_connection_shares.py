@@ -53,16 +53,6 @@ def test_a_step_changes_the_ratio_of_two_backends_four_times_at_most(
                 assert ratio <= 4.0001, "one is doubled and the other halved"
 
 
-@given(st.dictionaries(st.sampled_from(NAMES), st.integers(1, 100), min_size=2), st.integers(0, 1000))
-def test_loads_in_proportion_to_weights_change_nothing(weights: dict[str, int], each: int) -> None:
-    state = ShareState()
-    for _ in range(5):
-        state = next_state(
-            state, {name: BackendLoad(weight, weight * each) for name, weight in weights.items()}
-        )
-    assert state.factors == {}
-
-
 @given(loads.filter(lambda each: len(each) > 1))
 def test_of_equal_weights_the_backend_with_more_flows_gets_no_larger_share(
     each: dict[str, BackendLoad],
@@ -165,12 +155,6 @@ def test_a_backend_that_recovers_gets_its_share_back() -> None:
         state = next_state(state, {"a": BackendLoad(1, 0), "b": BackendLoad(1, 0)})
     share = state.factors["a"] / sum(state.factors.values())
     assert share > (1 - MIN_CHANGE) / 2
-
-
-def test_one_backend_alone_has_its_full_weight() -> None:
-    state = next_state(ShareState(), {"a": BackendLoad(1, 900), "b": BackendLoad(1, 0)})
-    assert state.factors
-    assert next_state(state, {"b": BackendLoad(1, 0)}).factors == {}
 
 
 @pytest.mark.parametrize(("most", "free_at"), [(1, 0), (10, 9), (100, 95)])

@@ -29,6 +29,11 @@ class FakeLans:
         return {address: self.found[address] for address in addresses if address in self.found}
 
 
+def watched() -> tuple[FakeLans, DuplicateDetection]:
+    lans = FakeLans()
+    return lans, DuplicateDetection(lans)
+
+
 def step(
     detection: DuplicateDetection, now: float, held: Collection[str] = (), fleet: Collection[str] = FLEET
 ) -> None:
@@ -36,8 +41,7 @@ def step(
 
 
 def test_an_address_is_clear_once_nothing_has_answered() -> None:
-    lans = FakeLans()
-    detection = DuplicateDetection(lans)
+    lans, detection = watched()
     step(detection, 0.0)
     assert lans.asked == [ADDRESS]
     assert not detection.is_clear(ADDRESS)
@@ -49,8 +53,7 @@ def test_an_address_is_clear_once_nothing_has_answered() -> None:
 
 
 def test_a_stranger_is_a_duplicate_until_it_is_gone_and_a_host_of_the_fleet_is_none() -> None:
-    lans = FakeLans()
-    detection = DuplicateDetection(lans)
+    lans, detection = watched()
     lans.found[ADDRESS] = STRANGER
     step(detection, 0.0)
     step(detection, 2.0)
@@ -65,8 +68,7 @@ def test_a_stranger_is_a_duplicate_until_it_is_gone_and_a_host_of_the_fleet_is_n
 
 
 def test_a_holder_that_leaves_while_the_lan_is_asked_is_no_stranger() -> None:
-    lans = FakeLans()
-    detection = DuplicateDetection(lans)
+    lans, detection = watched()
     lans.found[ADDRESS] = next(iter(FLEET))
     step(detection, 0.0)
     step(detection, ANSWER_SECONDS, fleet=())
@@ -77,8 +79,7 @@ def test_a_holder_that_leaves_while_the_lan_is_asked_is_no_stranger() -> None:
 
 
 def test_an_address_with_a_stranger_is_asked_about_again_soon() -> None:
-    lans = FakeLans()
-    detection = DuplicateDetection(lans)
+    lans, detection = watched()
     lans.found[ADDRESS] = STRANGER
     step(detection, 0.0)
     step(detection, ANSWER_SECONDS)
@@ -90,8 +91,7 @@ def test_an_address_with_a_stranger_is_asked_about_again_soon() -> None:
 
 
 def test_what_the_fleet_holds_is_clear_without_a_question_also_after_its_holder_is_lost() -> None:
-    lans = FakeLans()
-    detection = DuplicateDetection(lans)
+    lans, detection = watched()
     step(detection, 0.0, held={ADDRESS})
     assert detection.is_clear(ADDRESS)
     assert lans.asked == []
@@ -101,8 +101,7 @@ def test_what_the_fleet_holds_is_clear_without_a_question_also_after_its_holder_
 
 
 def test_an_address_that_is_not_announced_any_more_is_forgotten() -> None:
-    lans = FakeLans()
-    detection = DuplicateDetection(lans)
+    lans, detection = watched()
     lans.found[ADDRESS] = STRANGER
     step(detection, 0.0)
     step(detection, 2.0)

@@ -161,10 +161,20 @@ def test_an_order_is_taken_back_by_the_words_that_list_it_whatever_has_become_of
 
 def test_orders_survive_a_restart_and_what_was_taken_back_does_not_return(tmp_path: Path) -> None:
     async def before(vipd: Vipd) -> list[Json]:
-        await order(vipd, {**FIRST, "admin": "draining", "for": 3600, "reason": "disk"})
+        body = {**FIRST, "admin": "draining", "for": 3600, "reason": "disk"}
+        dry = await vipd.ask("POST", "/v1/overrides?dry_run=1", body)
+        assert (dry.body["changed"], dry.body["applied"], await listed(vipd)) == (True, False, [])
+        done = (await order(vipd, body)).body
+        assert (done["changed"], done["applied"]) == (True, True)
+        assert done["backends"] == [{"service": "dns", "backend": "10.244.0.5"}]
+        endpoints = (await vipd.service("dns"))["forwardings"][0]["endpoints"]
+        (reason,) = [each["reason"] for each in endpoints if each["address"] == "10.244.0.5"]
+        assert (reason.startswith("draining by "), reason.endswith(": disk")) == (True, True)
         await order(vipd, {"address": "10.244.0.6", "weight": 3})
         await order(vipd, {"service": "web", "backend": "10.244.0.5", "weight": 0})
         await resume(vipd, {"service": "web", "backend": "10.244.0.5"})
+        kept = json.loads((vipd.state_dir / "overrides.json").read_text())["overrides"]
+        assert len(kept) == 2, "an answer comes after the disk, as a crash may follow it"
         return await listed(vipd)
 
     orders = running(before, declared, tmp_path)

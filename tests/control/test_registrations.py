@@ -34,6 +34,9 @@ def lived(registered: Json, source: str, keys: Json, **settings: Any) -> tuple[s
         await asyncio.sleep(5)
         (serving,) = vipd.kernel.serving().values()
         view = (await vipd.service("web"))["status"]["ignored"]
+        (*_, refusing) = (await vipd.status())["sources"]
+        assert {unit["serves"] for unit in refusing["refused"]} <= {"nothing of the key serves"}
+        assert len(refusing["refused"]) == len(view)
         return {place.rpartition(":")[0] for place in serving}, "\n".join(view)
 
     return running(story, prepare, simulated=True, etcd=ETCD, **settings)
@@ -50,6 +53,7 @@ def test_they_join_a_service_of_a_hosts_administrators_only_if_it_says_so() -> N
             assert serving == {"10.244.0.5", *(["10.244.0.6"] if joins else [])}, (source, said)
             assert bool(told) is not joins
             assert joins or hints[source] in told
+            assert joins or f"web: it takes no registered backends, and is declared by {source}" in told
 
 
 LIMITS: tuple[tuple[Json, str, bool], ...] = (
@@ -95,6 +99,12 @@ def test_they_come_and_go_and_are_no_part_of_the_declaration() -> None:
         endpoints = {e["endpoint"] for e in view["forwardings"][0]["endpoints"]}
         assert endpoints == {"10.244.0.5:80", "10.244.0.6:80"}, "what is declared already counts once"
         assert view["spec"]["backends"] == ["10.244.0.5"]
+        vipd.etcd.put("/vipd/v1/backends/web/169.254.1.1:80", "{}")
+        await asyncio.sleep(5)
+        described = " ".join((await vipd.vipctl("describe", "web")).stdout.split())
+        assert "Ignored etcd:/vipd/v1/backends/web/169.254.1.1:80: web: backend 169.254.1.1 is" in described
+        vipd.etcd.delete("/vipd/v1/backends/web/169.254.1.1:80")
+        await asyncio.sleep(5)
         writes = len(vipd.kernel.writes)
         vipd.etcd.put("/vipd/v1/backends/none/10.244.0.8:80", "{}")
         await asyncio.sleep(5)

@@ -97,7 +97,9 @@ def test_bad_input_leaves_the_kernel_as_it_is_and_is_logged_once() -> None:
             return sum("10.96.0.300" in record.getMessage() for record in vipd.journal)
 
         vipd.declare("  - {address: 10.96.0.300}\n")
-        assert (await vipd.reload()).status == 422
+        answer = await vipd.reload()
+        assert (answer.status, answer.kind) == (422, "invalid")
+        assert "services.yaml:3" in str(answer.body["error"]["problems"])
         assert (vipd.kernel.names(), len(vipd.kernel.writes)) == ({"dns"}, 1)
         before = logged()
         assert before

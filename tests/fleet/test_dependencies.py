@@ -76,11 +76,8 @@ def test_it_cannot_be_claimed(lab: FleetLab, daemon: HostDaemon, claim: str, tmp
     service, words = CLAIMS[claim]
     file = tmp_path / "thief.yaml"
     file.write_text(yaml.safe_dump({"apiVersion": "vipd/v1", "services": [service]}))
-    daemon.vipctl("add", "10.96.1.1:80/tcp", "10.244.0.5", "--name", "thief")
-    for command in (("apply", "-f", str(file)), ("set", "thief", *_options(service))):
-        refused = daemon.vipctl(*command, check=False)
-        assert (refused.returncode, words in refused.stderr) == (1, True), (command, refused.stderr)
-    daemon.vipctl("remove", "thief")
+    refused = daemon.vipctl("apply", "-f", str(file), check=False)
+    assert (refused.returncode, words in refused.stderr) == (1, True), refused.stderr
     daemon.write(yaml.safe_dump([service]), "thief.yaml")
     daemon.vipctl("reload", check=False)
     assert f"thief: {words}" in problems(daemon)
@@ -93,16 +90,6 @@ def test_it_cannot_be_claimed(lab: FleetLab, daemon: HostDaemon, claim: str, tmp
     assert "service" not in daemon.get("services/thief")
     lab.delete("services/thief")  # which arrives, as etcd can be reached
     daemon.wait_until(lambda: problems(daemon), "")
-
-
-def _options(service: dict[str, object]) -> list[str]:
-    """The change of a service at another address into this one."""
-    if "node_port" in service:
-        return ["--node-port", "2379"]
-    for key, option in (("external_addresses", "--external"), ("load_balancer_addresses", "--load-balancer")):
-        if key in service:
-            return [option, str(service[key][0])]  # type: ignore[index]
-    return ["--address", str(service["address"])]
 
 
 def test_of_a_cluster_one_object_or_address_is_refused_and_the_rest_serves(daemon: HostDaemon) -> None:

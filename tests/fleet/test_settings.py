@@ -139,6 +139,7 @@ def test_a_password_that_goes_unencrypted_is_warned_of(node: Node, tmp_path: Pat
         said = checked(node, tmp_path, {"etcd": etcd})
         found[user, endpoint] = f"{UNENCRYPTED} {endpoint}" in said
         assert "10.0.0.9" not in said
+        assert "ok: 0 services" in said, "a warning refuses nothing"
     assert found == WARNED
 
 

@@ -4,20 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-import signal
-import socket
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 import pytest
 
-from tests.fleet.network import FLEET_SECONDS, FleetLab
+from tests.fleet.network import FleetLab
 from tests.lab.daemon import Daemon, UnixConnection
-from tests.lab.flow import Process
 from tests.sources.etcd.members import etcdctl
 
 pytestmark = pytest.mark.root
@@ -181,116 +176,10 @@ def test_an_order_for_the_fleet_holds_on_every_host(lab: FleetLab, both: tuple[D
     assert "hint: vipctl resume --fleet" in kept
     assert "resumed web/10.244.0.11" in second.vipctl("resume", "--fleet", "web/10.244.0.11").stdout
     first.wait_until(lambda: len(endpoints(first, "web")), 2)
-    assert any(override_reached_other_host(first, second) for _ in range(4))
+    first.vipctl("disable", "web/10.244.0.12", "--fleet", "--for", "3s")
     on_all(both, lambda daemon: len(endpoints(daemon, "web")), 2)
     with lab.hub.entered():
         second.wait_until(lambda: etcdctl(lab.etcd.urls[0], "get", "--prefix", "/vipd/v1/overrides/"), "")
-
-
-def override_reached_other_host(first: Daemon, second: Daemon) -> bool:
-    """Whether a short override that one host sets takes effect on the other host before it expires."""
-
-    def seen() -> bool:
-        end = time.monotonic() + 20
-        while time.monotonic() < end:
-            if endpoints(second, "web") == {"10.244.0.11:80"}:
-                return True
-            time.sleep(0.02)
-        return False
-
-    with ThreadPoolExecutor(1) as pool:
-        watching = pool.submit(seen)
-        first.vipctl("disable", "web/10.244.0.12", "--fleet", "--for", "3s")
-        return watching.result()
-
-
-def written(lab: FleetLab, key: str) -> int:
-    """The revision at which a key below the prefix was written; 0: it is not there."""
-    with lab.hub.entered():
-        found = json.loads(etcdctl(lab.etcd.urls[0], "get", f"/vipd/v1/{key}", "-w", "json"))
-    return int(found["kvs"][0]["mod_revision"]) if "kvs" in found else 0
-
-
-def registering(daemon: Daemon, lab: FleetLab, *words: str, notify: str = "") -> Process:
-    """`vipctl register` on a host, what it says in a file in the daemon's directory."""
-    argv = (
-        "env",
-        f"NOTIFY_SOCKET={notify}",
-        sys.executable,
-        "-m",
-        "vipd.cli.main",
-        "register",
-        *words,
-        "--endpoint",
-        lab.etcd.urls[0],
-    )
-    with (daemon.directory / "register").open("w") as log:
-        return daemon.host.start(*argv, stderr=log)
-
-
-def test_a_registered_backend_goes_with_its_process(lab: FleetLab, both: tuple[Daemon, Daemon]) -> None:
-    first, second = both
-    lab.put("services/web", WEB)
-    notify = str(first.directory / "notify")
-    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
-        manager.bind(notify)
-        manager.settimeout(FLEET_SECONDS)
-        process = registering(first, lab, "web", "10.244.0.20:8080@4", "--ttl", "2s", notify=notify)
-        assert manager.recv(4096).decode().splitlines() == [
-            "READY=1",
-            "STATUS=/vipd/v1/backends/web/10.244.0.20:8080: registered",
-        ]
-    second.wait_until(lambda: "10.244.0.20:8080" in endpoints(second, "web"), True)
-    second.wait_until(lambda: "registered" in (first.directory / "register").read_text(), True)
-    deleted = lab.delete("backends/web/10.244.0.20:8080")
-    # It may be put again sooner than anybody can look.
-    second.wait_until(lambda: written(lab, "backends/web/10.244.0.20:8080") > deleted, True)
-    second.wait_until(lambda: second.status()["etcd"]["last_change"] > deleted, True)
-    second.wait_until(lambda: "10.244.0.20:8080" in endpoints(second, "web"), True)
-    # It is no part of the service that vipctl changes.
-    second.vipctl("--store", "etcd", "set", "web", "--affinity", "10m")
-    with lab.hub.entered():
-        assert "10.244.0.20" not in etcdctl(lab.etcd.urls[0], "get", "/vipd/v1/services/web")
-    process.send_signal(signal.SIGKILL)
-    killed = time.monotonic()
-    second.wait_until(lambda: "10.244.0.20:8080" in endpoints(second, "web"), False)
-    print(f"gone {time.monotonic() - killed:.1f} s after SIGKILL with a TTL of 2 s")
-    process = registering(first, lab, "web", "10.244.0.21", "--ttl", "60s")
-    second.wait_until(lambda: "10.244.0.21:80" in endpoints(second, "web"), True)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(FLEET_SECONDS) == 0
-    second.wait_until(lambda: "10.244.0.21:80" in endpoints(second, "web"), False)
-    wrong = first.host.run(
-        sys.executable,
-        "-m",
-        "vipd.cli.main",
-        "register",
-        "web",
-        "nonsense",
-        "--endpoint",
-        "http://x:1",
-        check=False,
-    )
-    assert wrong.returncode == 2
-
-
-def test_a_mass_removal_is_held_until_it_is_accepted(lab: FleetLab, both: tuple[Daemon, Daemon]) -> None:
-    first, second = both
-    for number in range(1, 9):
-        lab.put(f"services/m{number}", f"address: 10.96.3.{number}\nports: 80\nbackends: [10.244.0.1]\n")
-    on_all(both, lambda daemon: served(daemon, "10.96.3.8"), True)
-    lab.delete("services/*")
-    on_all(both, lambda daemon: len(daemon.status()["etcd"]["held"]) >= 8, True)
-    assert served(first, "10.96.3.8")
-    # A change may still be on its way to the kernel: status says so by its exit code.
-    status = first.vipctl("status", check=False).stdout
-    assert "vipctl accept-removal" in status
-    assert "/vipd/v1/services/m1" in status
-    assert "removed    /vipd/v1/services/m8" in first.vipctl("accept-removal").stdout
-    assert not served(first, "10.96.3.8")
-    assert served(second, "10.96.3.8"), "a removal is accepted on each host separately"
-    second.vipctl("accept-removal")
-    assert first.vipctl("accept-removal").stdout == "nothing was held\n"
 
 
 def test_the_fleet_shows_its_hosts(lab: FleetLab, both: tuple[Daemon, Daemon]) -> None:
@@ -314,59 +203,6 @@ def test_the_fleet_shows_its_hosts(lab: FleetLab, both: tuple[Daemon, Daemon]) -
     first.wait_until(table, ("h1", "none", str(first.status()["services"]), "0", "0"))
 
 
-def test_what_vipctl_changed_in_etcd_is_known_and_can_be_taken_back(
-    lab: FleetLab, both: tuple[Daemon, Daemon]
-) -> None:
-    first, second = both
-
-    def vipctl_output(daemon: Daemon, *words: str, check: bool = True) -> str:
-        done = daemon.vipctl(*words, "--store", "etcd", check=check)
-        return done.stdout + done.stderr
-
-    vipctl_output(first, "add", "10.96.4.1:80/tcp", "10.244.0.1", "--name", "past/web")
-    on_all(both, lambda daemon: endpoints(daemon, "past%2Fweb"), {"10.244.0.1:80"})
-    vipctl_output(second, "add-backend", "past/web", "10.244.0.2")
-    vipctl_output(second, "add", "10.96.4.2:80/tcp", "10.244.0.1", "--name", "past/new")
-    created, changed, added = json.loads(vipctl_output(first, "history", "--json"))["entries"][2::-1]
-    assert [entry["services"] for entry in (created, changed, added)] == [
-        [{"name": "past/web", "action": "created"}],
-        [{"name": "past/web", "action": "changed"}],
-        [{"name": "past/new", "action": "created"}],
-    ]
-    assert re.fullmatch(r"root \(pid \d+\) on h1", created["by"])
-    assert changed["by"].endswith(" on h2")
-    shown = vipctl_output(first, "history", str(changed["revision"]))
-    assert "+ backends: [10.244.0.1, 10.244.0.2]" in shown
-
-    # What others wrote is taken back with it, though only vipctl says who it was.
-    other = lab.put("services/past/other", "address: 10.96.4.3\nports: 80\nbackends: [10.244.0.1]\n")
-    on_all(both, lambda daemon: served(daemon, "10.96.4.3"), True)
-    assert other not in {
-        e["revision"] for e in json.loads(vipctl_output(first, "history", "--json"))["entries"]
-    }
-    dry = vipctl_output(first, "rollback", str(created["revision"]), "--dry-run")
-    assert "1 changed, 2 removed; dry run" in dry
-    done = vipctl_output(first, "rollback", str(created["revision"]))
-    assert "1 changed, 2 removed; stored in etcd" in done
-    on_all(both, lambda daemon: endpoints(daemon, "past%2Fweb"), {"10.244.0.1:80"})
-    on_all(both, lambda daemon: served(daemon, "10.96.4.2") or served(daemon, "10.96.4.3"), False)
-    newest = json.loads(vipctl_output(second, "history", "--json"))["entries"][0]
-    assert newest["reason"] == f"rollback to {created['revision']}"
-
-    # Without a revision: before the last change, which was the rollback.
-    vipctl_output(second, "rollback")
-    on_all(both, lambda daemon: served(daemon, "10.96.4.2") and served(daemon, "10.96.4.3"), True)
-    assert "cannot wait for a confirmation" in vipctl_output(
-        second, "rollback", "--confirm", "60s", check=False
-    )
-    with lab.hub.entered():
-        etcdctl(lab.etcd.urls[0], "compact", str(added["revision"] + 1))
-    assert "is not kept any more: etcd has compacted it" in vipctl_output(
-        first, "rollback", str(created["revision"]), check=False
-    )
-    vipctl_output(first, "remove", "past/web", "past/new", "past/other")
-
-
 def test_a_single_step_obeys_what_etcd_has_just_said(lab: FleetLab) -> None:
     """`vipd --once` waits for its answer, orders of the fleet too."""
     once = "address: 10.96.0.81\nports: 80\nbackends: [10.244.7.11, 10.244.7.12]\n"
@@ -387,41 +223,6 @@ def test_a_single_step_obeys_what_etcd_has_just_said(lab: FleetLab) -> None:
         lab.delete("overrides/once")
         lab.delete("services/once")
         daemon.cleanup()
-
-
-def test_without_etcd_what_is_known_serves_across_a_restart(lab: FleetLab) -> None:
-    host = lab.hosts[2]
-    own = "- {name: own, address: 10.96.5.5, ports: [80], backends: [10.244.0.5]}\n"
-    lab.put("services/web", WEB)
-    daemon = lab.daemon(host)
-    daemon.write(own)
-    with daemon:
-        daemon.wait_until(lambda: served(daemon, "10.96.0.80"), True)
-        with lab.hub.entered():
-            lab.etcd.stop()
-        try:
-            daemon.stop()
-            host.run("iptables", "-t", "nat", "-F")
-            assert not served(daemon, "10.96.0.80")
-            daemon.start()
-            assert served(daemon, "10.96.0.80"), "at once, from the disk"
-            assert served(daemon, "10.96.5.5")
-            daemon.wait_until(lambda: "etcd cannot be reached" in daemon.vipctl("status").stdout, True)
-            refused = daemon.vipctl("--store", "etcd", "remove", "web", check=False)
-            assert refused.returncode == 1
-            assert "etcd cannot be reached" in refused.stderr
-            daemon.stop()
-            # On a host that has never known it, the rest serves, and the daemon is ready all the same.
-            daemon.cleanup()
-            shutil.rmtree(daemon.state_dir)
-            daemon.start()
-            assert "no service of it is known" in daemon.log
-            assert served(daemon, "10.96.5.5")
-            assert not served(daemon, "10.96.0.80")
-        finally:
-            with lab.hub.entered():
-                lab.etcd.ensure()
-        daemon.wait_until(lambda: served(daemon, "10.96.0.80"), True)
 
 
 def test_without_the_setting_there_is_nothing_of_etcd(lab: FleetLab) -> None:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import socket
 from collections.abc import Sequence
 from contextlib import ExitStack
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.sources.etcd.following import PREFIX, Follower, follow, key, value
 from tests.sources.etcd.members import Cluster
-from tests.sources.etcd.register import registering
+from tests.sources.etcd.register import BACKEND, registering
 
 RICH: dict[str, Any] = {
     "name": "shop/web",
@@ -80,6 +83,27 @@ def test_a_registration_serves_as_it_was_given(etcd: Cluster, tmp_path: Path) ->
             assert shares["[fd00::5]:53"] == 7
 
     follow(etcd.urls, story)
+
+
+def test_a_registration_tells_its_manager_and_goes_with_its_process(
+    etcd: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    etcd.put(key("web"), value(1))
+    monkeypatch.setenv("NOTIFY_SOCKET", str(tmp_path / "notify"))
+
+    async def story(host: Follower) -> None:
+        await host.until(lambda: host.names() == {"web"})
+        with registering(tmp_path, "--endpoint", etcd.urls[0], "--ttl", "2s") as process:
+            said = (await asyncio.to_thread(manager.recv, 4096)).decode()
+            assert said.splitlines() == ["READY=1", f"STATUS={PREFIX}backends/web/{BACKEND}: registered"]
+            await host.until(lambda: BACKEND in host.serving()["web"], "registered")
+            process.kill()
+            await host.until(lambda: BACKEND not in host.serving()["web"], "its lease has ended")
+
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(str(tmp_path / "notify"))
+        manager.settimeout(60)
+        follow(etcd.urls, story)
 
 
 NOT_REGISTERED = {
@@ -155,20 +179,6 @@ def test_orders_are_read_by_their_value_wherever_they_stand(etcd: Cluster) -> No
         for reason in ("x" * 1001, "\x1b[2J"):
             refused = await host.vipd.vipctl("drain", "web/10.244.0.5", "--fleet", "--reason", reason)
             assert refused.code != 0, "it would read back as another"
-
-    follow(etcd.urls, story)
-
-
-def test_an_order_ends_by_this_hosts_clock_though_its_key_is_still_there(etcd: Cluster) -> None:
-    etcd.put(key("web"), value(1))
-
-    async def story(host: Follower) -> None:
-        until = datetime.now(UTC) + timedelta(seconds=2)
-        etcd.put(f"{ORDERS}x", order(until=until.isoformat()))
-        await host.until(lambda: host.serving() == {"web": set()}, "the order")
-        await host.until(lambda: host.serving()["web"], "its end")
-        assert datetime.now(UTC) >= until
-        assert await overrides(host) == []
 
     follow(etcd.urls, story)
 

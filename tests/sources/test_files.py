@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tests.model.samples import HEAD, block
-from tests.sources.host import BAD, GONE, GOOD, OTHER, Host, QuickHost, chown, link_swap
+from tests.sources.host import BAD, GONE, GOOD, OTHER, Host, QuickHost, chown
 
 
 def test_declarations_are_read_by_suffix_and_hidden_names_are_not(host: Host) -> None:
@@ -163,24 +163,6 @@ def test_a_removed_directory_leaves_the_last_good_versions_serving(host: Host) -
     host.put("a.yaml", OTHER)
     assert host.step() == {"web"}
     assert host.problems() == []
-
-
-def test_who_serves_first_goes_on_serving_after_a_restart(host: Host) -> None:
-    host.put("z.yaml", GOOD)
-    host.step()
-    host.put("a.yaml", GOOD.replace("dns", "thief"))
-    assert host.step() == {"dns"}
-    host.restart()
-    assert host.step() == {"dns"}
-    assert "a.yaml:3: thief: 10.96.0.10:53/udp already belongs to dns" in str(host.problems())
-
-
-def test_a_file_behind_a_swapped_link_is_read_anew(host: Host) -> None:
-    link_swap(host.services_dir, "v1", GOOD)
-    (host.services_dir / "a.yaml").symlink_to("..data/a.yaml")
-    assert host.step() == {"dns"}
-    link_swap(host.services_dir, "v2", OTHER)
-    assert host.step() == {"web"}
 
 
 def test_the_files_of_a_user_share_a_limit_and_each_of_roots_has_its_own() -> None:

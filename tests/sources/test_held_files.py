@@ -63,17 +63,26 @@ def test_a_file_that_says_nothing_more_is_held_also_over_a_restart(host: Host) -
 def test_the_ways_to_really_remove(host: Host, way: str) -> None:
     path = host.put("a.yaml", GOOD)
     host.step()
+    host.put("b.yaml", OTHER)
+    assert host.accept_removal()["changed"] is False, "nothing is held"
     host.put("a.yaml", "")
-    assert host.step() == {"dns"}
+    assert host.ask("POST", "reload")[0] == 422, "not all could be taken"
+    assert host.names() == {"dns", "web"}
+    (refused,) = host.source("files")["refused"]
+    assert refused["serves"] == "the last good version of the file serves on"
     assert host.service("dns")["status"]["message"].startswith("held: its file is empty")
+    assert "held" not in host.service("web")["status"]["message"]
     if way == "rm":
         path.unlink()
     elif way == "accept-removal":
-        assert host.accept_removal()["files"] == [str(path)]
+        dry = host.ask("POST", "accept-removal?dry_run=1")[1]
+        assert (dry["changed"], dry["files"], host.names()) == (True, [str(path)], {"dns", "web"})
+        done = host.accept_removal()
+        assert (done["changed"], done["applied"], done["files"]) == (True, True, [str(path)])
     else:
         host.put("a.yaml", HEAD.replace("services:", way))
     for _ in range(2):
-        assert host.step() == set()
+        assert host.step() == {"web"}
         assert host.problems() == []
         host.restart()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -174,14 +175,8 @@ def test_what_is_accepted_outlives_a_crash_at_any_moment(host: Host) -> None:
             with contextlib.suppress(OSError, HTTPException):
                 for n in range(200):
                     name = f"s{attempt}-{n}"
-                    if (
-                        host.ask(
-                            "POST",
-                            "services",
-                            {"service": {**A, "name": name, "address": f"10.96.{attempt}.{n}"}},
-                        )[0]
-                        == 200
-                    ):
+                    spec = {**A, "name": name, "address": f"10.96.{attempt}.{n}"}
+                    if host.ask("POST", "services", {"service": spec})[0] == 200:
                         accepted.add(name)
                     running.set()
 
@@ -221,6 +216,29 @@ def test_a_crash_around_the_end_of_the_time_to_confirm_neither_keeps_nor_loses_a
         store(host, B)
         host.crash()
         assert host.backends() == {"b": ["10.244.0.6"]}
+
+
+def test_a_change_waits_on_after_a_crash_and_once_takes_it_back_too(host: Host) -> None:
+    store(host, A)
+    store(host, A2, confirm=3600)
+    waits = host.get("status")["confirmation"]
+    host.crash()
+    again = host.get("status")["confirmation"]
+    assert again["revision"] == waits["revision"]
+    assert 0 < again["seconds_left"] <= waits["seconds_left"]
+    assert host.backends() == {"a": ["10.244.0.7"]}
+    assert host.ask("POST", "apply", {"services": [], "prune": True})[0] == 409
+    host.vipctl("confirm")
+    assert "confirmation" not in host.get("status")
+    store(host, A, confirm=1)
+    end = time.monotonic() + 1
+    host.stop()
+    while time.monotonic() < end:
+        time.sleep(0.05)
+    once = host.host.run(sys.executable, "-m", "vipd", "--config", str(host.config), "--once")
+    assert "is taken back: not confirmed within" in once.stderr
+    stored = (host.state_dir / "services.yaml").read_text()
+    assert ("10.244.0.7" in stored, "10.244.0.5" in stored) == (True, False)
 
 
 @contextmanager

@@ -64,16 +64,8 @@ def test_vipctl_add_is_answered_at_sigterm(monkeypatch: pytest.MonkeyPatch) -> N
     with hanging(monkeypatch) as (node, tools):
         before = tools.calls()
         tools.set("hanging")
-        argv = node.argv(
-            "--socket",
-            str(node.socket),
-            "add",
-            "10.96.0.9:80",
-            "10.244.0.9",
-            "--name",
-            "new",
-            module="vipd.cli.main",
-        )
+        words = ("add", "10.96.0.9:80", "10.244.0.9", "--name", "new")
+        argv = node.argv("--socket", str(node.socket), *words, module="vipd.cli.main")
         adding = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         node.wait_for(lambda: tools.calls() > before)
         assert node.end(signal.SIGTERM) == 0

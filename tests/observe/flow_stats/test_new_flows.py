@@ -108,11 +108,8 @@ def test_rules_that_others_flush_have_counted(lab: Lab, daemon: Daemon) -> None:
     written = daemon.status()["applies"]
     lab.host.run("nft", "flush", "ruleset")
     daemon.wait_until(lambda: daemon.status()["applies"] > written, True, PATIENCE_SECONDS)
-    daemon.wait_until(lambda: "10.96.0.10" in rules(lab), True, PATIENCE_SECONDS)
+    listing = ("nft", "list", "ruleset")
+    daemon.wait_until(lambda: "10.96.0.10" in lab.host.run(*listing).stdout, True, PATIENCE_SECONDS)
     daemon.wait_in_sync()
     lab.client.send("10.96.0.10", 80, count=4).all_answered()
     wait_for(daemon, before + 19)
-
-
-def rules(lab: Lab) -> str:
-    return lab.host.run("nft", "list", "ruleset").stdout

@@ -114,6 +114,8 @@ def test_a_bad_value_keeps_the_last_good_one_also_without_etcd(etcd: Cluster, ro
         assert "etcd:/vipd/v1/services/dns:1: address" in await host.problems()
         assert (await host.etcd())["rejected"] == [key("dns")]
         await host.until_problem("Connection refused; the last known services go on serving")
+        refused = await host.vipd.vipctl("--store", "etcd", "remove", "web")
+        assert (refused.code, "etcd cannot be reached" in refused.stderr) == (1, True)
         etcd.start_again(*etcd.urls)
         etcd.put(key("dns"), value(1, "10.244.0.7"))
         await host.until(lambda: host.backend("dns") == "10.244.0.7", "etcd is back")

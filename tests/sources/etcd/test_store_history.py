@@ -68,23 +68,32 @@ def test_of_many_changes_a_hundred_are_listed_and_none_from_before_a_compaction(
 def test_a_rollback_takes_back_what_has_changed_since_then(etcd: Cluster) -> None:
     """Also what others wrote; what then had a value that cannot be used is refused."""
 
-    async def rollback(host: Follower, revision: int) -> tuple[int, str]:
-        answer = await host.vipd.ask("POST", "/v1/rollback?store=etcd", {"revision": revision})
-        return answer.status, str(answer.body)
+    async def vipctl(host: Follower, *words: str) -> str:
+        done = await host.vipd.vipctl(*words, "--store", "etcd")
+        return done.stdout + done.stderr
 
     async def story(host: Follower) -> None:
         revision = await apply(host, spec("a"))
-        await apply(host, spec("a", "10.244.0.7"))
+        newer = await apply(host, spec("a", "10.244.0.7"))
+        assert "+ backends: [10.244.0.7]" in await vipctl(host, "history", str(newer))
         etcd.put(key("other"), value(9))
         await host.until(lambda: host.names() == {"a", "other"}, "both")
-        assert (await rollback(host, revision))[0] == 200
+        assert "1 changed, 1 removed; dry run" in await vipctl(host, "rollback", str(revision), "--dry-run")
+        assert "1 changed, 1 removed; stored in etcd" in await vipctl(host, "rollback", str(revision))
         assert host.serving() == {"a": {"10.244.0.5:80"}}
+        assert (await entries(host))[0]["reason"] == f"rollback to {revision}"
+        await vipctl(host, "rollback")
+        assert host.serving() == {"a": {"10.244.0.7:80"}, "other": {"10.244.0.5:80"}}, (
+            "before the last change"
+        )
+        assert "cannot wait for a confirmation" in await vipctl(host, "rollback", "--confirm", "60s")
         etcd.put(key("bad"), "junk")
         revision = await apply(host, spec("a", "10.244.0.8"))
         etcd.put(key("bad"), value(10))
         await host.until(lambda: "bad" in host.names(), "mended")
-        status, said = await rollback(host, revision)
-        assert status != 200
+        said = await vipctl(host, "rollback", str(revision))
         assert re.search(r"services/bad of revision \d+ cannot be used", said)
+        etcd.compact(revision + 1)
+        assert "is not kept any more: etcd has compacted it" in await vipctl(host, "rollback", str(revision))
 
     follow(etcd.urls, story)
