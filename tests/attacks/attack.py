@@ -44,12 +44,7 @@ ATTACKS: dict[str, Attack] = {}
 
 
 def attack(
-    who: str,
-    budget: str,
-    *,
-    seconds: float = 8.0,
-    etcd: bool = False,
-    dataplane: str = "iptables",
+    who: str, budget: str, *, seconds: float = 8.0, etcd: bool = False, dataplane: str = "iptables"
 ) -> Callable[[Run], Run]:
     """Register an attack under the name of its function. It is measured for `seconds`."""
 

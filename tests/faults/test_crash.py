@@ -13,11 +13,7 @@ import pytest
 
 from tests.faults.changes import Changes, services_of
 from tests.faults.dataplanes import Equipment
-from tests.faults.equipment import (
-    GONE,
-    Api,
-    as_from_a_cold_start,
-)
+from tests.faults.equipment import GONE, Api, as_from_a_cold_start
 from tests.lab.daemon import Daemon
 from tests.lab.steady_client import steady_client
 from tests.lab.topology import Lab

@@ -79,10 +79,7 @@ def offender_reported(daemon: Daemon) -> bool:
 
 @pytest.mark.parametrize("equipment", EQUIPMENTS, ids=str)
 def test_a_process_that_keeps_undoing_repairs_is_reported(equipment: Equipment) -> None:
-    with (
-        Lab(Wiring(backends=1)) as lab,
-        Daemon(lab.host, SERVICES, **equipment.settings) as daemon,
-    ):
+    with Lab(Wiring(backends=1)) as lab, Daemon(lab.host, SERVICES, **equipment.settings) as daemon:
         wanted = rules((lab, equipment))
         offender = lab.host.start("bash")
         assert offender.stdin is not None

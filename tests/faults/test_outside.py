@@ -207,8 +207,7 @@ LONG = {"threads", "descriptors", "stalls"}
     "group",
     [
         pytest.param(
-            group,
-            marks=pytest.mark.nightly if group in LONG else pytest.mark.nightly(each_time="nftables"),
+            group, marks=pytest.mark.nightly if group in LONG else pytest.mark.nightly(each_time="nftables")
         )
         for group in GROUPS
     ],

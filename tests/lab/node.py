@@ -16,15 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.lab.client import LONGEST_LIFE
-from tests.lab.flow import (
-    COMMAND_SECONDS,
-    Flow,
-    Process,
-    client_argv,
-    client_options,
-    finish,
-    read_line,
-)
+from tests.lab.flow import COMMAND_SECONDS, Flow, Process, client_argv, client_options, finish, read_line
 from tests.lab.fork_server import CLONE_NEWNET, can_fork, fork_server, own_environment
 from tests.lab.traffic import Result
 
@@ -96,12 +88,7 @@ class Node:
         return type(self).inside is Node.inside and can_fork(argv)
 
     def _popen(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: int | None,
-        stdout: IO[str] | int,
-        stderr: IO[str] | int | None,
+        self, argv: Sequence[str], *, stdin: int | None, stdout: IO[str] | int, stderr: IO[str] | int | None
     ) -> Process:
         options: dict[str, Any] = {
             "stdin": stdin,
@@ -167,13 +154,7 @@ class Node:
         """Make `count` connections (or datagrams) to an address; returns their outcomes. `timeout` is in
         seconds, for each; use a short one where no answer is expected."""
         options = client_options(
-            to,
-            port,
-            protocol=protocol,
-            count=count,
-            source=source,
-            source_port=source_port,
-            timeout=timeout,
+            to, port, protocol=protocol, count=count, source=source, source_port=source_port, timeout=timeout
         )
         client = self._idle_client() or self.start(*client_argv("bursts"))
         assert client.stdin is not None

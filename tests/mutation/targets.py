@@ -168,10 +168,7 @@ TARGETS = (
     Target(
         "stale flows",
         ("vipd/dataplane/conntrack/stale.py",),
-        (
-            "tests/dataplane/conntrack/test_stale.py",
-            "tests/dataplane/conntrack/test_scheduler.py",
-        ),
+        ("tests/dataplane/conntrack/test_stale.py", "tests/dataplane/conntrack/test_scheduler.py"),
         one_in=2,
     ),
     Target(

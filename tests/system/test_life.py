@@ -202,10 +202,7 @@ def repacked(package: Path, directory: Path) -> Path:
 
 
 def test_reload_takes_good_files_and_refuses_bad_ones(machine: Machine) -> None:
-    machine.write(
-        "/etc/vipd/services.d/more.yaml",
-        f"apiVersion: vipd/v1\nservices: [{MORE}]\n",
-    )
+    machine.write("/etc/vipd/services.d/more.yaml", f"apiVersion: vipd/v1\nservices: [{MORE}]\n")
     machine.run("systemctl", "reload", "vipd")
     assert "more" in machine.said("vipctl", "list")
     machine.write(
