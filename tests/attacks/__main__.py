@@ -18,7 +18,6 @@ from tests.attacks.catalogue import combinations
 
 
 def run_alone(attacks: tuple[Attack, ...], root: Path) -> Row:
-    """Run attacks together in an arena of their own."""
     dataplane = "nftables" if any(each.dataplane == "nftables" for each in attacks) else "iptables"
     with arena(root, dataplane, any(each.etcd for each in attacks)) as place:
         return run_attacks(place, attacks)

@@ -245,11 +245,9 @@ class Arena:
         self.foe(node, "requests", json.dumps(asdict(wanted)))
 
     def reader(self, path: str, **options: Any) -> None:
-        """A user who may read asks the API for this by many connections."""
         self._user(READER, (READERS,), f"GET {path} HTTP/1.1\nHost: vipd\nConnection: close\n\n", **options)
 
     def admin(self, method: str, path: str, body: bytes, **options: Any) -> None:
-        """An administrator sends this by many connections."""
         file = self.scratch(body)
         head = f"{method} {path} HTTP/1.1\nHost: vipd\nConnection: close\nContent-Type: application/json\n"
         self._user(ADMIN, (READERS, ADMINS), head, body=str(file), **options)
@@ -271,7 +269,6 @@ class Arena:
         self.text(f"apiVersion: vipd/v1\nservices:\n{services}", name)
 
     def text(self, text: str, name: str = "greedy.yaml") -> None:
-        """Write a file of the attacker's into the directory of declarations."""
         place = self.daemon.services_dir / name
         new = place.with_name(f".{name}.new")
         new.write_text(text)
@@ -304,12 +301,10 @@ class Arena:
         self._attack.callback((self.daemon.services_dir / "calm-new.yaml").unlink, missing_ok=True)
 
     def wait_for_greeting(self, last: int, port: int = 80) -> None:
-        """Return once a virtual IP of the bystander answers."""
         with Probe(self.client) as probe:
             self.wait_for(partial(probe.greeting, f"{VIP}{last}", port), f"{VIP}{last} does not answer")
 
     def wait_for_health_port(self, port: int) -> None:
-        """Return once a health port of this host answers the bystander's client."""
         self.wait_for(lambda: self.health_port_answers(port), f"health port {port} does not answer")
 
     def health_port_answers(self, port: int) -> bool:

@@ -94,7 +94,6 @@ class Row:
         return failed
 
     def peak(self) -> float:
-        """The most memory during the attack, in MiB."""
         return max(self.attacked.memory, default=0) / MIB
 
     def cells(self) -> tuple[str, ...]:

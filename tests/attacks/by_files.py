@@ -37,7 +37,6 @@ def checked(number: int, check: str, per_service: int = 250) -> str:
 
 
 def http(name: str, more: str = "interval: 100ms, timeout: 100ms", path: str = "/{n}") -> str:
-    """A check of the hostile backend's, different for each number."""
     return f"{{type: http, port: {foe.PORTS[name]}, path: {path}, {more}}}"
 
 
@@ -118,7 +117,6 @@ def programs_that_leave_children(arena: Arena) -> None:
 
 
 def names(kind: str, number: int) -> str:
-    """Services whose backends are names of the hostile name server."""
     return "".join(
         service(n, "[" + ", ".join(f"'dns:{kind}{n * 100 + i}.foe'" for i in range(min(100, number))) + "]")
         for n in range(-(-number // 100))

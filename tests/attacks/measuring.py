@@ -74,7 +74,6 @@ class Probe:
         return ""
 
     def refused(self, vip: str, port: int) -> bool:
-        """Whether a connection is refused at once."""
         with socket.socket() as end:
             end.setblocking(False)
             code = end.connect_ex((vip, port))

@@ -79,7 +79,6 @@ class Scene:
     """Addresses that nothing has used yet."""
 
     def backends(self) -> list[str]:
-        """Address and port of the backends that never die."""
         return [f"{backend.ipv4}:8080" for backend in self.lab.backends[1:]]
 
 

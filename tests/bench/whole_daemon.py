@@ -153,7 +153,6 @@ class FreshPythonNode(Node):
 
 @contextmanager
 def prepared(services: int, settings: Mapping[str, Any]) -> Iterator[Daemon]:
-    """A daemon that is not started, with that many services in its file."""
     with Lab(Wiring(backends=1)) as lab:
         host = lab.host
         node = FreshPythonNode(host.namespace, host.name, host.ipv4, host.ipv6, host.started)

@@ -107,7 +107,6 @@ class Changes:
 
 
 def services_of(api: Api) -> dict[str, Wanted]:
-    """What the daemon says that the random services are."""
     _, answer = api.ask("GET", "export")
     return {spec["name"]: _wanted(spec) for spec in answer["services"] if spec["name"].startswith("s")}
 

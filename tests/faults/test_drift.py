@@ -73,7 +73,6 @@ def test_an_endpoint_with_another_destination_is_repaired(equipped_lab: Equipped
 
 
 def offender_reported(daemon: Daemon) -> bool:
-    """Whether status warns that another process keeps undoing the rules."""
     return any("has undone" in warning for warning in daemon.status()["warnings"])
 
 

@@ -81,7 +81,6 @@ class SupervisedDaemon(Daemon):
         new.rename(self.directory / "faults")
 
     def pattern(self, thing: Thing) -> str:
-        """A regular expression for the supervisor."""
         touched = thing.touched.replace("DIR", re.escape(str(self.directory))).replace("PID", "[0-9]+")
         return re.sub("^vipd", "(python|vipd)", touched)
 

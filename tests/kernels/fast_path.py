@@ -161,7 +161,6 @@ def traffic() -> int:
 
 
 def check_kinds_of_flows() -> None:
-    """IPv6, flows of this host itself, and a trace of a new flow."""
     with result("ipv6: established flows skip the rules") as seen:
         _, flow = connect(PLAIN, 6)
         until(lambda: skipped(flow)[0] == 0, "no packet passes the forward hook", 30)
@@ -190,7 +189,6 @@ def check_kinds_of_flows() -> None:
 
 
 def check_drain() -> None:
-    """A drained backend keeps its offloaded flow, and vipd waits for it."""
     with result("drain: an offloaded flow is live, and goes on") as seen:
         name, flow = connect(PLAIN)
         until(lambda: asked(flow) and offloaded(PLAIN), "a flow in the flowtable", 30)

@@ -317,7 +317,6 @@ def check_start(daemon: Daemon) -> None:
 
 
 def check_packets(kind: str, protocols: list[str]) -> None:
-    """Flows of each protocol and family to both backends; affinity."""
     for protocol in protocols:
         for family in (4, 6):
             number = ASSOCIATED if protocol == "sctp" else WEB
@@ -333,7 +332,6 @@ def check_packets(kind: str, protocols: list[str]) -> None:
 
 
 def check_drift(kind: str, *command: str) -> None:
-    """Somebody flushes vipd's rules; vipd writes them again."""
     with result(f"{kind}: repaired after {' '.join(command)}") as seen:
         run(*command)
         seen.append(f"flows after {until(works, 'flows'):.1f} s")

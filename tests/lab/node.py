@@ -131,7 +131,6 @@ class Node:
     def serve(
         self, *, tcp: Sequence[int] = (), udp: Sequence[int] = (), sctp: Sequence[int] = (), name: str = ""
     ) -> Process:
-        """Start a server on these ports, in both families; returns once all are bound."""
         argv = [sys.executable, "-m", "tests.lab.server", "--name", name or self.name]
         for protocol, ports in (("tcp", tcp), ("udp", udp), ("sctp", sctp)):
             argv += [f"--{protocol}", *map(str, ports)] if ports else []

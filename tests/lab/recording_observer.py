@@ -8,8 +8,6 @@ from vipd.model.override import OverrideTarget
 
 
 class RecordingObserver(Observer):
-    """Keeps the changes of overrides and verdicts, one entry for each event."""
-
     def __init__(self) -> None:
         self.overrides: list[frozenset[OverrideTarget]] = []
         self.verdicts: list[frozenset[CheckTarget]] = []

@@ -55,8 +55,6 @@ _LEFT_ALONE = frozenset({"annotation", "returns", "decorator_list", "type_params
 
 @dataclass(frozen=True)
 class Mutant:
-    """One bug in one module."""
-
     path: str
     """From the root of the project."""
     name: str
@@ -75,8 +73,6 @@ class Mutant:
 
 @dataclass(frozen=True)
 class _Slot:
-    """A place in the tree that can hold another node."""
-
     parent: ast.AST
     field: str
     index: int | None
@@ -157,7 +153,6 @@ def _is_docstring(node: ast.AST) -> bool:
 
 
 def _alternatives(node: ast.AST) -> Iterator[ast.AST]:
-    """What may stand in a node's place."""
     match node:
         case ast.Constant():
             yield from _other_constants(node)

@@ -43,8 +43,6 @@ _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache",
 
 
 class Outcome(StrEnum):
-    """What the tests say of a mutant."""
-
     CAUGHT = "caught"
     TIMED_OUT = "timed out"
     SURVIVED = "survived"
@@ -163,7 +161,6 @@ def _done(jobs: Sequence[Job], copies: Sequence[_Copy]) -> Iterator[Job]:
 
 
 def _run_tests(tree: Path, target: Target) -> None:
-    """In a process of its own."""
     os.setsid()
     if target.marks:  # daemons and etcd need more address space
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))

@@ -11,8 +11,6 @@ FILE = Path(__file__).with_name("seams.toml")
 
 @dataclass(frozen=True)
 class Seam:
-    """A fault that is put into one file."""
-
     path: str
     """From the root of the project."""
     name: str
@@ -29,6 +27,5 @@ class Seam:
 
 
 def read_seams() -> list[Seam]:
-    """All of them, in the order of the file."""
     rows = tomllib.loads(FILE.read_text())["seam"]
     return [Seam(r["file"], r["fault"], r["before"], r["after"], tuple(r["tests"])) for r in rows]

@@ -10,8 +10,6 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Target:
-    """Modules that the same tests cover."""
-
     name: str
     modules: tuple[str, ...]
     """Files and folders, from the root of the project."""

@@ -189,7 +189,6 @@ def test_no_connection_fails_over_restart_crash_and_upgrade(
 
 
 def repacked(package: Path, directory: Path) -> Path:
-    """The same package under a higher version."""
     tree = directory / "tree"
     run = subprocess.run
     run(["dpkg-deb", "--raw-extract", str(package), str(tree)], check=True, timeout=60)

@@ -55,7 +55,6 @@ PROGRAMMED = {
 
 
 def rows() -> Iterator[Measurement]:
-    """Every row, again and longer after each round."""
     with contextlib.ExitStack() as stack:
         programs = Programs(Path("/usr/sbin"))
         direct = arrange(DIRECT, None, programs, stack)

@@ -54,8 +54,6 @@ ONE_RULE = f"""table ip one {{
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Something that brings connections to a backend."""
-
     name: str
     install: Install | None
     by_kernel: bool = True

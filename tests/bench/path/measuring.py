@@ -99,7 +99,6 @@ class Measuring:
             yield Measurement(GROUP, row.what, row.subject, row.services, row.unit, tuple(values), note)
 
     def _new_flows(self, at: Arrangement) -> dict[str, _New]:
-        """What was found for each target; one that failed is left out."""
         found = {}
         for target, address in at.targets.items():
             with self._noting_failure(at):

@@ -46,7 +46,6 @@ class Probes:
         at.forget_flows()
 
     def connections(self, at: Arrangement, target: str) -> tuple[float, float]:
-        """New connections per second, and microseconds of CPU for each."""
         before, outcomes = at.clock.seconds(), []
         for _ in range(TRIES):
             seconds = self._length.seconds / TRIES
@@ -73,7 +72,6 @@ class Probes:
         return MICROSECONDS / rate
 
     def kept(self, at: Arrangement) -> Iterator[Reading]:
-        """Requests on kept connections, one TCP stream, datagrams of kept flows."""
         before = at.clock.seconds()
         requests = self._load(at, "request", at.target, PORTS.echo)
         cpu = at.clock.seconds() - before + requests.cpu

@@ -126,7 +126,6 @@ class CpuClock:
 
 
 def pids_of(*nodes: Node) -> tuple[int, ...]:
-    """Every process in these namespaces."""
     return tuple(int(pid) for n in nodes for pid in _ip_netns_pids(n).split())
 
 
