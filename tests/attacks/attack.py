@@ -144,7 +144,7 @@ def run_attacks(arena: Arena, attacks: Sequence[Attack]) -> Row:
     except AssertionError as error:
         fault = str(error).partition("\n")[0][:300]
     problems = tuple(line[:200] for line in arena.problems().splitlines())
-    arena.end_attack()
+    arena.attack.close()
     arena.daemon.wait_in_sync()
     row = Row(name, quiet, attacked, before, memory_of(pid), fault, problems)
     end = time.monotonic() + GIVE_BACK_SECONDS

@@ -231,8 +231,8 @@ def pipes_and_links_among_the_files(arena: Arena) -> None:
         file.truncate(20 << 30)
     names = ("pipe", "link", "loop", "socket", "sparse")
     for name in names:
-        arena.on_end((directory / f"greedy-{name}.yaml").unlink)
-    arena.on_end((directory / "greedy-directory.yaml").rmdir)
+        arena.attack.callback((directory / f"greedy-{name}.yaml").unlink)
+    arena.attack.callback((directory / "greedy-directory.yaml").rmdir)
 
 
 @attack(AUTHOR, "counting of flows")

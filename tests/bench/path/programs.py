@@ -52,10 +52,7 @@ class Outcome:
     failed: int
     seconds: float
     cpu: float
-    connect_p50: float
-    connect_p99: float
     answer_p50: float
-    answer_p99: float
 
     @property
     def rate(self) -> float:
