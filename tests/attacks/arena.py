@@ -25,7 +25,7 @@ from tests.attacks.measuring import Figures, Measurement, greeting, refused
 from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.node import Node
-from tests.lab.topology import Lab, Wiring
+from tests.lab.topology import Lab
 from tests.lab.waiting import wait_until
 from tests.sources.etcd.members import Cluster, Member, install
 
@@ -351,12 +351,6 @@ class Arena:
 
     def problems(self) -> str:
         return "\n".join(p for source in self.daemon.status()["sources"] for p in source["problems"])
-
-
-@contextlib.contextmanager
-def arena(root: Path, dataplane: str = "iptables", with_etcd: bool = False) -> Iterator[Arena]:
-    with Lab(Wiring(backends=3)) as lab, Arena(lab, root, dataplane, with_etcd) as made:
-        yield made
 
 
 def costly_certificate(directory: Path) -> tuple[str, str]:

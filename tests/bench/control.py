@@ -116,7 +116,7 @@ def scene(subject: str, settings: Mapping[str, Any], extent: Extent) -> Iterator
         daemon = Daemon(lab.host, etcd={"endpoints": list(etcd.urls)}, log_level="warning", **settings)
         daemon.write(many_declared(extent.control_services).partition("services:\n")[2])
         stack.enter_context(daemon)
-        prober = lab.client.start(sys.executable, "-I", str(Path(__file__).with_name("prober.py")))
+        prober = lab.client.start(sys.executable, "-m", "tests.bench.prober")
         victims = _victims(lab, daemon, extent.control_rounds)
         yield Scene(subject, lab, daemon, etcd, Prober(prober), iter(victims))
 

@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from tests.kernels import guest
@@ -35,12 +34,7 @@ add rule inet watch forward tcp dport 8081 counter
 
 def listen(name: str) -> None:
     """A backend: it sends its name, counts what it gets, and answers each `?` at the end with `!`."""
-    listener = guest.socket_in(name, 6, socket.SOCK_STREAM)
-    listener.settimeout(None)
-    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("::", PORT))
-    listener.listen(64)
+    listener = guest.listener_in(name, PORT)
 
     def answer(flow: socket.socket) -> None:
         with contextlib.suppress(OSError), flow:
@@ -81,20 +75,13 @@ def asked(flow: socket.socket) -> bool:
     return True
 
 
-def declare(resetting: bool, backends: tuple[str, ...] = guest.BACKENDS, only: str = "") -> None:
-    lines = ["apiVersion: vipd/v1", "services:"]
+def declare(resetting: bool, only: str = "") -> None:
     services = [("plain", PLAIN, ""), ("sticky", STICKY, "affinity: {by: client-ip, timeout: 10m}")]
     services += [("resetting", RESETTING, "on_remove: reset")] if resetting else []
-    for name, number, more in services:
-        named = (only,) if only and name == "resetting" else backends
-        places = ", ".join(f'{guest.WIRES[each][0]}.2, "{guest.WIRES[each][1]}:2"' for each in named)
-        lines += [
-            f"  - name: {name}",
-            f'    address: [{vip(number, 4)}, "{vip(number, 6)}"]',
-            f"    ports: [{PORT}/tcp]",
-        ]
-        lines += [f"    backends: [{places}]", *([f"    {more}"] if more else [])]
-    Path("/etc/vipd/services.d/set.yaml").write_text("\n".join(lines) + "\n")
+    guest.write(
+        (name, number, f"{PORT}/tcp", more, (only,) if only and name == "resetting" else guest.BACKENDS)
+        for name, number, more in services
+    )
 
 
 def there() -> bool:
