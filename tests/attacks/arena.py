@@ -242,6 +242,11 @@ class Arena:
         """Clients that ask until the attack ends."""
         self.foe(node, "requests", json.dumps(asdict(wanted)))
 
+    def local_user(self, port: int, request: str, connections: int, **options: Any) -> None:
+        """Somebody on this host who has no rights asks a port of its loopback."""
+        to = f"127.0.0.1:{port}"
+        self.requests(self.host, Requests(to, request, connections, uid=65534, gids=(65534,), **options))
+
     def reader(self, path: str, rest: str = "Connection: close\n\n", **options: Any) -> None:
         """A user who may read asks the API for this by many connections."""
         self._user(READER, (READERS,), f"GET {path} HTTP/1.1\nHost: vipd\n{rest}", **options)
@@ -290,9 +295,13 @@ class Arena:
         )
         self.wait_for(lambda: self.daemon.endpoints(f"load-{number - 1}"))
 
-    def another_file(self, service: str) -> None:
+    def another_service(self, last: int, backend: str, more: str = "") -> None:
         """Declare one more service of the bystander; it is gone when the attack ends."""
-        self._write_file("calm-new.yaml", f"- {service}\n")
+        service = f"name: calm-{last}, address: {VIP}{last}, ports: '80:8080', backends: ['{backend}']{more}"
+        self.another_file(service)
+
+    def another_file(self, service: str) -> None:
+        self._write_file("calm-new.yaml", f"- {{{service}}}\n")
         self.attack.callback((self.daemon.services_dir / "calm-new.yaml").unlink, missing_ok=True)
 
     def wait_for_greeting(self, last: int, port: int = 80) -> None:

@@ -20,7 +20,7 @@ GIVE_BACK_SECONDS = 30.0
 CHANGES = ("by file", "by API", "by etcd")
 VERDICTS = ("tcp check", "http check", "program")
 
-Check = Callable[[], None]
+Check = Callable[[], object]
 Run = Callable[[Arena], Check | None]
 
 

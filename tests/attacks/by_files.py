@@ -128,9 +128,7 @@ def more_names_than_are_looked_up(arena: Arena) -> Callable[[], None]:
     arena.file(names("plain", 1_500))
 
     def new_name_of_another_is_followed() -> None:
-        arena.another_file(
-            f"{{name: calm-15, address: {VIP}15, ports: '80:8080', backends: ['dns:calm.internal']}}"
-        )
+        arena.another_service(15, "dns:calm.internal")
         arena.wait_for_greeting(15)
 
     return new_name_of_another_is_followed
@@ -251,9 +249,7 @@ def backends_at_others_future_addresses(arena: Arena) -> Callable[[], None]:
     arena.wait_for(lambda: "greedy-2.yaml" in arena.problems() or bool(arena.daemon.endpoints("greedy-2")))
 
     def address_is_not_taken() -> None:
-        arena.another_file(
-            f"{{name: calm-16, address: {VIP}16, ports: '80:8080', backends: [{arena.good.ipv4}]}}"
-        )
+        arena.another_service(16, arena.good.ipv4)
         arena.wait_for_greeting(16)
 
     return address_is_not_taken
@@ -282,10 +278,7 @@ def thousands_of_health_ports(arena: Arena) -> Callable[[], None]:
     arena.file(text)
 
     def port_of_another_answers() -> None:
-        arena.another_file(
-            f"{{name: calm-17, address: {VIP}17, ports: '80:8080', "
-            f"backends: [{arena.good.ipv4}], health_port: 10990}}"
-        )
+        arena.another_service(17, arena.good.ipv4, ", health_port: 10990")
         arena.wait_for_greeting(17)
         arena.wait_for_health_port(10990)
 

@@ -1,10 +1,10 @@
 """Connects to an address without a pause, and says when that began and ceased to fail.
 
-For each line `ADDRESS PORT QUIET PATIENCE` on standard input it
-says PROBING, and in the end one JSON object with times of the monotonic clock, which all processes share:
+For each line `ADDRESS PORT QUIET PATIENCE` on standard input it says PROBING, and in the end one JSON object
+with times of the monotonic clock, which all processes share:
 `first_success`, `first_failure`, `last_failure`, `recovered`, which is the first success after that (null if
-there was none), and the number of `tries`. It ends QUIET seconds after the last failure, not before there has
-been one; with QUIET 0 at the first success; in any case after PATIENCE seconds.
+there was none). It ends QUIET seconds after the last failure, not before there has been one; with QUIET 0 at
+the first success; in any case after PATIENCE seconds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ class Seen:
     first_failure: float | None = None
     last_failure: float | None = None
     recovered: float | None = None
-    tries: int = 0
 
     def enough(self, quiet: float) -> bool:
         if not quiet:
@@ -41,7 +40,6 @@ def probe(address: str, port: int, quiet: float, patience: float) -> Seen:
         began = time.monotonic()
         good = not connect_once(address, port, ONE_TRY_SECONDS)
         now = time.monotonic()
-        seen.tries += 1
         if good:
             seen.first_success = seen.first_success or now
             if seen.last_failure is not None:

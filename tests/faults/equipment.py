@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import shutil
 import sys
@@ -18,7 +17,7 @@ import yaml
 
 from tests.dataplane.namespace import Namespace
 from tests.faults.dataplanes import Equipment, Rules
-from tests.lab.daemon import Daemon, UnixConnection
+from tests.lab.daemon import Daemon
 from tests.lab.node import Node
 
 REFUSAL = "is refused by the test"
@@ -119,22 +118,8 @@ def resident(daemon: Daemon) -> int:
     return next(int(line.split()[1]) for line in daemon.memory() if line.startswith("RssAnon"))
 
 
-class Api:
-    """One kept connection to a daemon. Raises OSError or HTTPException when the daemon is gone."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self._connection = UnixConnection(daemon.socket)
-
-    def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
-        self._connection.request(method, f"/v1/{path}", json.dumps(body) if body is not None else None)
-        response = self._connection.getresponse()
-        return response.status, json.loads(response.read())
-
-    def close(self) -> None:
-        self._connection.close()
-
-
 GONE = (OSError, http.client.HTTPException, ValueError)
+"""What asking a daemon raises that has ended."""
 
 
 def cold_rules(equipment: Equipment, declarations: Mapping[str, str], stored: str) -> Rules:

@@ -13,7 +13,7 @@ import pytest
 from tests.faults.changes import Changes, services_of
 from tests.faults.conftest import KEPT
 from tests.faults.dataplanes import Equipment
-from tests.faults.equipment import GONE, Api, as_from_a_cold_start
+from tests.faults.equipment import GONE, as_from_a_cold_start
 from tests.lab.daemon import Daemon
 from tests.lab.steady_client import steady_client
 from tests.lab.topology import Lab
@@ -29,12 +29,10 @@ LONGEST_LIFE = 0.3
 
 
 def crash(daemon: Daemon, changes: Changes, after: float) -> None:
-    api = Api(daemon)
-
     def stream() -> None:
         with contextlib.suppress(*GONE):
             while True:
-                changes.one(api)
+                changes.one(daemon)
 
     changing = threading.Thread(target=stream)
     before = changes.answered
@@ -44,7 +42,6 @@ def crash(daemon: Daemon, changes: Changes, after: float) -> None:
     time.sleep(after)
     daemon.kill()
     changing.join(60)
-    api.close()
     assert not changing.is_alive()
 
 
@@ -64,9 +61,7 @@ def test_crashes_amid_changes(lab: Lab, daemon: Daemon, equipment: Equipment) ->
         for number in range(CRASHES):
             crash(daemon, changes, moments.uniform(0, LONGEST_LIFE))
             daemon.start()
-            api = Api(daemon)
-            found = services_of(api)
-            api.close()
+            found = services_of(daemon)
             changes.settle(found)
             assert found == changes.wanted, f"seed {SEED}: an answered change was lost"
             if number % COMPARED == 0:

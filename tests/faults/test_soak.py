@@ -14,7 +14,7 @@ import pytest
 from tests.faults.changes import Changes, services_of
 from tests.faults.conftest import KEPT
 from tests.faults.dataplanes import EQUIPMENTS, Equipment
-from tests.faults.equipment import Api, as_from_a_cold_start, resident
+from tests.faults.equipment import as_from_a_cold_start, resident
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab, Wiring, add_addresses
 
@@ -37,13 +37,11 @@ pytestmark = [pytest.mark.root, pytest.mark.nightly, pytest.mark.timeout(600 + S
 
 
 def work(daemon: Daemon, lab: Lab, changes: Changes, count: int) -> None:
-    """Make this many changes over one connection, and look now and then that flows are answered."""
-    api = Api(daemon)
+    """Make this many changes, and look now and then that flows are answered."""
     for number in range(count):
-        changes.one(api)
+        changes.one(daemon)
         if number % 100 == 0:
             lab.client.send(KEPT, 80, count=10).all_answered()
-    api.close()
 
 
 def test_many_random_changes(lab: Lab, daemon: Daemon, equipment: Equipment) -> None:
@@ -53,10 +51,8 @@ def test_many_random_changes(lab: Lab, daemon: Daemon, equipment: Equipment) -> 
         warm = resident(daemon)
         list(pool.map(lambda each: work(daemon, lab, each, (CHANGES - WARM) // WORKERS), changing))
     grown = resident(daemon)
-    api = Api(daemon)
     wanted = {name: service for each in changing for name, service in each.wanted.items()}
-    assert services_of(api) == wanted, f"seed {SEED}"
-    api.close()
+    assert services_of(daemon) == wanted, f"seed {SEED}"
     seen = f"{warm} KiB after {WARM} changes, {grown} after {CHANGES}"
     print(seen)
     assert grown < warm + MOST, seen
