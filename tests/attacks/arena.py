@@ -21,11 +21,11 @@ from typing import Any, Self
 
 from tests.attacks import foe, neighbour
 from tests.attacks.foe import Requests
-from tests.attacks.measuring import Figures, Measurement, Probe
-from tests.lab.daemon import Daemon, UnixConnection
+from tests.attacks.measuring import Figures, Measurement, greeting, refused
+from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
 from tests.lab.node import Node
-from tests.lab.topology import Lab, Wiring
+from tests.lab.topology import Lab
 from tests.lab.waiting import wait_until
 from tests.sources.etcd.members import Cluster, Member, install
 
@@ -48,7 +48,7 @@ class Arena:
         self.client, self.host = lab.client, lab.host
         self.good, self.bad, self.servers = lab.backends
         """The bystander's backend, the hostile one, and the machine of etcd and of the name server."""
-        self._stack, self._attack = contextlib.ExitStack(), contextlib.ExitStack()
+        self._stack, self.attack = contextlib.ExitStack(), contextlib.ExitStack()
         self._number = 9000
         self._numbers, self._requesting = threading.Lock(), threading.Lock()
         # Not the test's own directory: users other than root must reach it.
@@ -109,7 +109,7 @@ class Arena:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.end_attack()
+        self.attack.close()
         self._stack.close()
         self._scratch.cleanup()
 
@@ -118,9 +118,9 @@ class Arena:
     def wait_served(self) -> None:
         places = {f"{start}{n}": 80 for start in CHECKED.values() for n in range(neighbour.BACKENDS)}
         places |= {f"{VIP}14": 80} | {f"{VIP}{n}": 8999 for n in (1, 2, *((3,) if self.etcd else ()))}
-        with Probe(self.client) as probe:
+        with self.client.entered():
             for vip, port in places.items():
-                self.wait_for(partial(probe.greeting, vip, port), f"{vip} does not answer")
+                self.wait_for(partial(greeting, vip, port), f"{vip} does not answer")
 
     def _write_checked(self) -> None:
         text = f"- {{name: calm-14, address: {VIP}14, ports: '80:8080', backends: ['dns:calm.internal']}}\n"
@@ -150,7 +150,7 @@ class Arena:
             self._write_file("calm.yaml", f"- {service}\n")
         elif way == "by etcd":
             value = f"{{address: {VIP}3, ports: '{port}:8080', backends: [{self.good.ipv4}]}}"
-            self.put("services/calm/web", value)
+            self.put_keys({"services/calm/web": value})
         else:
             body = {"service": {"ports": [{"port": port, "target": 8080}]}}
             status, answer = self.request("PATCH", "/v1/services/by-api", body)
@@ -166,44 +166,42 @@ class Arena:
             status, answer = json.loads(read_line(self._admin) or '[0, "no answer"]')
         return int(status), str(answer)
 
-    def ways(self) -> Mapping[str, Callable[[Probe], Callable[[], bool]]]:
+    def ways(self) -> Mapping[str, Callable[[], Callable[[], bool]]]:
         """By its name a change or failure of the bystander: making it returns whether packets show it."""
 
-        def change(way: str, last: int, probe: Probe) -> Callable[[], bool]:
+        def change(way: str, last: int) -> Callable[[], bool]:
             with self._numbers:
                 self._number += 1
                 port = self._number
             writing = threading.Thread(target=self._write_port, args=(way, port), daemon=True)
             writing.start()  # the API answers once it is applied: packets are asked meanwhile
-            return lambda: not writing.is_alive() and bool(probe.greeting(f"{VIP}{last}", port))
+            return lambda: not writing.is_alive() and bool(greeting(f"{VIP}{last}", port))
 
-        def fail(what: str, numbers: Iterator[int], probe: Probe) -> Callable[[], bool]:
+        def fail(what: str, numbers: Iterator[int]) -> Callable[[], bool]:
             number = next(numbers)
             vip = f"{CHECKED[what]}{number}"
             self._switch(what, number, alive=False)
 
             def seen() -> bool:
-                if refused := probe.refused(vip, 80):
+                if failed := refused(vip, 80):
                     self._switch(what, number, alive=True)
-                return refused
+                return failed
 
             return seen
 
-        def rename(probe: Probe) -> Callable[[], bool]:
+        def rename() -> Callable[[], bool]:
             before = self._named.read_text().strip()
             after, name = (self.bad, "bad") if before == self.good.ipv4 else (self.good, "good")
             new = self._named.with_suffix(".new")
             new.write_text(after.ipv4)
             new.rename(self._named)
-            return lambda: probe.greeting(f"{VIP}14", 80) == name
+            return lambda: greeting(f"{VIP}14", 80) == name
 
         places = {"by file": 1, "by API": 2} | ({"by etcd": 3} if self.etcd else {})
-        made: dict[str, Callable[[Probe], Callable[[], bool]]] = {}
-        for way, last in places.items():
-            made[way] = partial(change, way, last)
-        for what in CHECKED:
-            made[what] = partial(fail, what, itertools.cycle(range(neighbour.BACKENDS)))
-        return {**made, "name": rename}
+        changes = {way: partial(change, way, last) for way, last in places.items()}
+        backends = range(neighbour.BACKENDS)
+        failures = {what: partial(fail, what, itertools.cycle(backends)) for what in CHECKED}
+        return {**changes, **failures, "name": rename}
 
     def _switch(self, what: str, number: int, alive: bool) -> None:
         """Have one of the bystander's backends fail, or succeed again, as a type of check sees it."""
@@ -238,25 +236,25 @@ class Arena:
     def foe(self, node: Node, *words: str) -> None:
         """Run one of the attackers' programs until the attack ends."""
         process = self._start(node, foe, *words)
-        self._attack.callback(finish, process)
+        self.attack.callback(finish, process)
 
     def requests(self, node: Node, wanted: Requests) -> None:
         """Clients that ask until the attack ends."""
         self.foe(node, "requests", json.dumps(asdict(wanted)))
 
-    def reader(self, path: str, **options: Any) -> None:
+    def local_user(self, port: int, request: str, connections: int, **options: Any) -> None:
+        """Somebody on this host who has no rights asks a port of its loopback."""
+        to = f"127.0.0.1:{port}"
+        self.requests(self.host, Requests(to, request, connections, uid=65534, gids=(65534,), **options))
+
+    def reader(self, path: str, rest: str = "Connection: close\n\n", **options: Any) -> None:
         """A user who may read asks the API for this by many connections."""
-        self._user(READER, (READERS,), f"GET {path} HTTP/1.1\nHost: vipd\nConnection: close\n\n", **options)
+        self._user(READER, (READERS,), f"GET {path} HTTP/1.1\nHost: vipd\n{rest}", **options)
 
     def admin(self, method: str, path: str, body: bytes, **options: Any) -> None:
-        """An administrator sends this by many connections."""
         file = self.scratch(body)
         head = f"{method} {path} HTTP/1.1\nHost: vipd\nConnection: close\nContent-Type: application/json\n"
         self._user(ADMIN, (READERS, ADMINS), head, body=str(file), **options)
-
-    def half_requests(self, connections: int) -> None:
-        """A user who may read begins requests to the API and does not end them."""
-        self._user(READER, (READERS,), "GET /v1/status HTTP/1.1\nHost: vipd\nX-", connections=connections)
 
     def _user(self, uid: int, gids: tuple[int, ...], request: str, **options: Any) -> None:
         self.requests(self.host, Requests(str(self.daemon.socket), request, uid=uid, gids=gids, **options))
@@ -271,20 +269,19 @@ class Arena:
         self.text(f"apiVersion: vipd/v1\nservices:\n{services}", name)
 
     def text(self, text: str, name: str = "greedy.yaml") -> None:
-        """Write a file of the attacker's into the directory of declarations."""
         place = self.daemon.services_dir / name
         new = place.with_name(f".{name}.new")
         new.write_text(text)
         os.chown(new, ADMIN, READERS)
         new.rename(place)
-        self._attack.callback(place.unlink, missing_ok=True)
+        self.attack.callback(place.unlink, missing_ok=True)
 
     def rewritten(self, per_second: int, *texts: str) -> None:
         """A file of the attacker's that changes all the time, from one of these services to the next."""
         place = self.daemon.services_dir / "greedy.yaml"
         files = [str(self.scratch(f"apiVersion: vipd/v1\nservices:\n{text}".encode())) for text in texts]
         self.foe(self.host, "rewrite", str(place), str(per_second), *files)
-        self._attack.callback(place.unlink, missing_ok=True)
+        self.attack.callback(place.unlink, missing_ok=True)
 
     def load(self, number: int) -> None:
         """Services of the attacker's that serve before the attack begins, for what grows with them."""
@@ -298,18 +295,20 @@ class Arena:
         )
         self.wait_for(lambda: self.daemon.endpoints(f"load-{number - 1}"))
 
-    def another_file(self, service: str) -> None:
+    def another_service(self, last: int, backend: str, more: str = "") -> None:
         """Declare one more service of the bystander; it is gone when the attack ends."""
-        self._write_file("calm-new.yaml", f"- {service}\n")
-        self._attack.callback((self.daemon.services_dir / "calm-new.yaml").unlink, missing_ok=True)
+        service = f"name: calm-{last}, address: {VIP}{last}, ports: '80:8080', backends: ['{backend}']{more}"
+        self.another_file(service)
+
+    def another_file(self, service: str) -> None:
+        self._write_file("calm-new.yaml", f"- {{{service}}}\n")
+        self.attack.callback((self.daemon.services_dir / "calm-new.yaml").unlink, missing_ok=True)
 
     def wait_for_greeting(self, last: int, port: int = 80) -> None:
-        """Return once a virtual IP of the bystander answers."""
-        with Probe(self.client) as probe:
-            self.wait_for(partial(probe.greeting, f"{VIP}{last}", port), f"{VIP}{last} does not answer")
+        with self.client.entered():
+            self.wait_for(partial(greeting, f"{VIP}{last}", port), f"{VIP}{last} does not answer")
 
     def wait_for_health_port(self, port: int) -> None:
-        """Return once a health port of this host answers the bystander's client."""
         self.wait_for(lambda: self.health_port_answers(port), f"health port {port} does not answer")
 
     def health_port_answers(self, port: int) -> bool:
@@ -331,14 +330,7 @@ class Arena:
     def remove_stored(self) -> None:
         """Remove what an attacker has stored, as root; the bystander's service stays."""
         stored = [s for s in self.daemon.get("export")["services"] if s["name"] == "by-api"]
-        body = json.dumps({"services": stored, "prune": True})
-        connection = UnixConnection(self.daemon.socket)
-        connection.request("POST", "/v1/apply", body)
-        assert connection.getresponse().status == 200
-        connection.close()
-
-    def put(self, key: str, value: str) -> None:
-        self.put_keys({key: value})
+        assert self.daemon.ask("POST", "apply", {"services": stored, "prune": True})[0] == 200
 
     def put_keys(self, values: Mapping[str, str]) -> None:
         assert self.etcd
@@ -348,7 +340,8 @@ class Arena:
     def put_all(self, values: Mapping[str, str], at_once: int = 100) -> None:
         """Write keys of the attacker's; they are gone when the attack ends."""
         assert self.etcd
-        self._attack.callback(self._delete_keys, sorted({key.partition("/")[0] for key in values}))
+        for folder in {key.partition("/")[0] for key in values}:
+            self.attack.callback(self.delete, f"{folder}/greedy*")
         pairs = list(values.items())
         for at in range(0, len(pairs), at_once):
             self.put_keys(dict(pairs[at : at + at_once]))
@@ -358,31 +351,15 @@ class Arena:
         with self.servers.entered():
             self.etcd.delete(f"/vipd/v1/{key}")
 
-    def _delete_keys(self, folders: list[str]) -> None:
-        for folder in folders:
-            self.delete(f"{folder}/greedy*")
-
     def run_beside(self, work: Callable[[threading.Event], None]) -> None:
         end = threading.Event()
         thread = threading.Thread(target=work, args=(end,), daemon=True)
         thread.start()
-        self._attack.callback(thread.join, 60)
-        self._attack.callback(end.set)
-
-    def on_end(self, work: Callable[[], object]) -> None:
-        self._attack.callback(work)
-
-    def end_attack(self) -> None:
-        self._attack.close()
+        self.attack.callback(thread.join, 60)
+        self.attack.callback(end.set)
 
     def problems(self) -> str:
         return "\n".join(p for source in self.daemon.status()["sources"] for p in source["problems"])
-
-
-@contextlib.contextmanager
-def arena(root: Path, dataplane: str = "iptables", with_etcd: bool = False) -> Iterator[Arena]:
-    with Lab(Wiring(backends=3)) as lab, Arena(lab, root, dataplane, with_etcd) as made:
-        yield made
 
 
 def costly_certificate(directory: Path) -> tuple[str, str]:

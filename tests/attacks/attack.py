@@ -20,7 +20,7 @@ GIVE_BACK_SECONDS = 30.0
 CHANGES = ("by file", "by API", "by etcd")
 VERDICTS = ("tcp check", "http check", "program")
 
-Check = Callable[[], None]
+Check = Callable[[], object]
 Run = Callable[[Arena], Check | None]
 
 
@@ -44,12 +44,7 @@ ATTACKS: dict[str, Attack] = {}
 
 
 def attack(
-    who: str,
-    budget: str,
-    *,
-    seconds: float = 8.0,
-    etcd: bool = False,
-    dataplane: str = "iptables",
+    who: str, budget: str, *, seconds: float = 8.0, etcd: bool = False, dataplane: str = "iptables"
 ) -> Callable[[Run], Run]:
     """Register an attack under the name of its function. It is measured for `seconds`."""
 
@@ -99,7 +94,6 @@ class Row:
         return failed
 
     def peak(self) -> float:
-        """The most memory during the attack, in MiB."""
         return max(self.attacked.memory, default=0) / MIB
 
     def cells(self) -> tuple[str, ...]:
@@ -150,7 +144,7 @@ def run_attacks(arena: Arena, attacks: Sequence[Attack]) -> Row:
     except AssertionError as error:
         fault = str(error).partition("\n")[0][:300]
     problems = tuple(line[:200] for line in arena.problems().splitlines())
-    arena.end_attack()
+    arena.attack.close()
     arena.daemon.wait_in_sync()
     row = Row(name, quiet, attacked, before, memory_of(pid), fault, problems)
     end = time.monotonic() + GIVE_BACK_SECONDS

@@ -71,7 +71,7 @@ def readers_of_metrics(arena: Arena) -> None:
 
 @attack(READER, "connections", seconds=5)
 def half_requests_to_the_socket(arena: Arena) -> None:
-    arena.half_requests(400)
+    arena.reader("/v1/status", "X-", connections=400)
 
 
 @attack(READER, "waits of vipctl", seconds=10)
@@ -95,7 +95,7 @@ def dry_runs_of_sixty_thousand_services(arena: Arena) -> None:
 def sixty_thousand_services_applied(arena: Arena) -> None:
     body = json.dumps({"services": specs(60_000)}).encode()
     arena.admin("POST", "/v1/apply", body, connections=1, pause=3600)
-    arena.on_end(arena.remove_stored)
+    arena.attack.callback(arena.remove_stored)
 
 
 @attack(ADMIN, "changes", seconds=8)
@@ -106,7 +106,7 @@ def an_administrator_who_changes_all_the_time(arena: Arena) -> None:
         )
         body = json.dumps({"services": specs(50, 50 * number + 1)}).encode()
         arena.admin("POST", "/v1/apply", body, connections=1)
-    arena.on_end(arena.remove_stored)
+    arena.attack.callback(arena.remove_stored)
 
 
 @attack(ADMIN, "reloads", seconds=8)

@@ -37,7 +37,6 @@ def checked(number: int, check: str, per_service: int = 250) -> str:
 
 
 def http(name: str, more: str = "interval: 100ms, timeout: 100ms", path: str = "/{n}") -> str:
-    """A check of the hostile backend's, different for each number."""
     return f"{{type: http, port: {foe.PORTS[name]}, path: {path}, {more}}}"
 
 
@@ -118,7 +117,6 @@ def programs_that_leave_children(arena: Arena) -> None:
 
 
 def names(kind: str, number: int) -> str:
-    """Services whose backends are names of the hostile name server."""
     return "".join(
         service(n, "[" + ", ".join(f"'dns:{kind}{n * 100 + i}.foe'" for i in range(min(100, number))) + "]")
         for n in range(-(-number // 100))
@@ -130,9 +128,7 @@ def more_names_than_are_looked_up(arena: Arena) -> Callable[[], None]:
     arena.file(names("plain", 1_500))
 
     def new_name_of_another_is_followed() -> None:
-        arena.another_file(
-            f"{{name: calm-15, address: {VIP}15, ports: '80:8080', backends: ['dns:calm.internal']}}"
-        )
+        arena.another_service(15, "dns:calm.internal")
         arena.wait_for_greeting(15)
 
     return new_name_of_another_is_followed
@@ -233,8 +229,8 @@ def pipes_and_links_among_the_files(arena: Arena) -> None:
         file.truncate(20 << 30)
     names = ("pipe", "link", "loop", "socket", "sparse")
     for name in names:
-        arena.on_end((directory / f"greedy-{name}.yaml").unlink)
-    arena.on_end((directory / "greedy-directory.yaml").rmdir)
+        arena.attack.callback((directory / f"greedy-{name}.yaml").unlink)
+    arena.attack.callback((directory / "greedy-directory.yaml").rmdir)
 
 
 @attack(AUTHOR, "counting of flows")
@@ -253,9 +249,7 @@ def backends_at_others_future_addresses(arena: Arena) -> Callable[[], None]:
     arena.wait_for(lambda: "greedy-2.yaml" in arena.problems() or bool(arena.daemon.endpoints("greedy-2")))
 
     def address_is_not_taken() -> None:
-        arena.another_file(
-            f"{{name: calm-16, address: {VIP}16, ports: '80:8080', backends: [{arena.good.ipv4}]}}"
-        )
+        arena.another_service(16, arena.good.ipv4)
         arena.wait_for_greeting(16)
 
     return address_is_not_taken
@@ -284,10 +278,7 @@ def thousands_of_health_ports(arena: Arena) -> Callable[[], None]:
     arena.file(text)
 
     def port_of_another_answers() -> None:
-        arena.another_file(
-            f"{{name: calm-17, address: {VIP}17, ports: '80:8080', "
-            f"backends: [{arena.good.ipv4}], health_port: 10990}}"
-        )
+        arena.another_service(17, arena.good.ipv4, ", health_port: 10990")
         arena.wait_for_greeting(17)
         arena.wait_for_health_port(10990)
 

@@ -71,10 +71,7 @@ def backends_that_take_connections_and_are_silent(arena: Arena) -> None:
 @attack(CLIENT, "connections of health ports", seconds=4)
 def half_requests_to_a_health_port(arena: Arena) -> Callable[[], None]:
     arena.file(service(60_001, more=", health_port: 10999"), "greedy-port.yaml")
-    arena.another_file(
-        f"{{name: calm-18, address: {VIP}18, ports: '80:8080', backends: [{arena.good.ipv4}], "
-        "health_port: 10991}"
-    )
+    arena.another_service(18, arena.good.ipv4, ", health_port: 10991")
     arena.wait_for_health_port(10999)
     arena.wait_for_health_port(10991)
     to = f"{arena.host.ipv4}:10999"
@@ -88,42 +85,33 @@ def half_requests_to_a_health_port(arena: Arena) -> Callable[[], None]:
 
 @attack(LOCAL_USER, "connections of health_address")
 def half_requests_from_all_of_loopback(arena: Arena) -> None:
-    wanted = foe.Requests(
-        f"127.0.0.1:{HEALTH_PORT}", HALF_REQUEST, 1_000, sources=LOOPBACK, uid=65534, gids=(65534,)
-    )
-    arena.requests(arena.host, wanted)
+    arena.local_user(HEALTH_PORT, HALF_REQUEST, 1_000, sources=LOOPBACK)
 
 
 @attack(LOCAL_USER, "the status page")
 def sixty_requests_for_the_state(arena: Arena) -> None:
     arena.load(5_000)
-    to = f"127.0.0.1:{PAGE_PORT}"
-    arena.requests(arena.host, foe.Requests(to, _get("/state"), 60, uid=65534, gids=(65534,)))
+    arena.local_user(PAGE_PORT, _get("/state"), 60)
 
 
 @attack(LOCAL_USER, "unread answers of the status page")
 def viewers_who_read_nothing(arena: Arena) -> None:
     arena.load(5_000)
-    to = f"127.0.0.1:{PAGE_PORT}"
-    wanted = foe.Requests(to, _get("/state"), 100, read="nothing", sources=LOOPBACK, uid=65534, gids=(65534,))
-    arena.requests(arena.host, wanted)
+    arena.local_user(PAGE_PORT, _get("/state"), 100, read="nothing", sources=LOOPBACK)
 
 
 @attack(LOCAL_USER, "metrics")
 def sixty_scrapes_at_a_time(arena: Arena) -> None:
     arena.load(5_000)
-    to = f"127.0.0.1:{METRICS_PORT}"
-    arena.requests(
-        arena.host, foe.Requests(to, _get("/metrics"), 60, sources=LOOPBACK, uid=65534, gids=(65534,))
-    )
+    arena.local_user(METRICS_PORT, _get("/metrics"), 60, sources=LOOPBACK)
 
 
 @attack(LOCAL_USER, "node ports", seconds=4)
 def node_ports_that_a_user_listens_on(arena: Arena) -> Callable[[], None]:
     def text(port: int, last: int) -> str:
         return (
-            f"{{name: calm-19, address: {VIP}19, ports: {{port: {port}, target: 8080, node_port: 30080}}, "
-            f"backends: [10.244.0.{last}]}}"
+            f"name: calm-19, address: {VIP}19, ports: {{port: {port}, target: 8080, node_port: 30080}}, "
+            f"backends: [10.244.0.{last}]"
         )
 
     arena.another_file(text(80, 11))

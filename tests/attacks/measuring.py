@@ -16,8 +16,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 from tests.lab.flow import Process, read_line
 from tests.lab.node import Node
@@ -52,36 +50,23 @@ class Figures:
         return ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)] if ordered else 0.0
 
 
-class Probe:
-    def __init__(self, node: Node) -> None:
-        self._entered = node.entered()
+def greeting(vip: str, port: int) -> str:
+    """The line that a server greets with; empty if none does in a moment."""
+    with contextlib.suppress(OSError), socket.socket() as end:
+        end.settimeout(0.2)
+        end.connect((vip, port))
+        return end.recv(100).decode().strip()
+    return ""
 
-    def __enter__(self) -> Self:
-        self._entered.__enter__()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._entered.__exit__(kind, error, trace)
-
-    def greeting(self, vip: str, port: int) -> str:
-        """The line that a server greets with; empty if none does in a moment."""
-        with contextlib.suppress(OSError), socket.socket() as end:
-            end.settimeout(0.2)
-            end.connect((vip, port))
-            return end.recv(100).decode().strip()
-        return ""
-
-    def refused(self, vip: str, port: int) -> bool:
-        """Whether a connection is refused at once."""
-        with socket.socket() as end:
-            end.setblocking(False)
-            code = end.connect_ex((vip, port))
-            if code == errno.EINPROGRESS:
-                select.select([], [end], [], 0.2)
-                code = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-            return code == errno.ECONNREFUSED
+def refused(vip: str, port: int) -> bool:
+    with socket.socket() as end:
+        end.setblocking(False)
+        code = end.connect_ex((vip, port))
+        if code == errno.EINPROGRESS:
+            select.select([], [end], [], 0.2)
+            code = end.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        return code == errno.ECONNREFUSED
 
 
 class Measurement:
@@ -91,7 +76,7 @@ class Measurement:
         self,
         client: Node,
         host: Node,
-        ways: Mapping[str, Callable[[Probe], Callable[[], bool]]],
+        ways: Mapping[str, Callable[[], Callable[[], bool]]],
         pid: int,
         pace: Process,
     ) -> None:
@@ -133,10 +118,10 @@ class Measurement:
 
     def _change(self, what: str) -> None:
         times = self.figures.seconds.setdefault(what, [])
-        with Probe(self._client) as probe:
+        with self._client.entered():
             while not self._end.is_set() or not times:
                 began = time.monotonic()
-                seen = self._ways[what](probe)
+                seen = self._ways[what]()
                 while not seen() and time.monotonic() - began < LIMIT_SECONDS:
                     time.sleep(POLL_SECONDS)
                 times.append(time.monotonic() - began)

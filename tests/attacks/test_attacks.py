@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.attacks.__main__ import run_alone
+from tests.attacks.__main__ import EACH_TIME, combinations, run_alone
 from tests.attacks.attack import ATTACKS, Attack, table
-from tests.attacks.catalogue import EACH_TIME, combinations
 from tests.docs.markdown import ROOT
 
 pytestmark = [pytest.mark.root, pytest.mark.timeout(600)]

@@ -15,9 +15,8 @@ from pathlib import Path
 from tests.bench import balance, control, ipvs_guest, path, programming, whole_daemon
 from tests.bench.extent import FULL, QUICK, SMOKE, Extent
 from tests.bench.progress import say
-from tests.bench.record import Record
+from tests.bench.record import Measurement, Record
 from tests.bench.report import PICTURES, pictures, publish
-from tests.bench.results import Measurement
 from tests.bench.tables import figures
 from tests.bench.trials.facts import machine_facts
 

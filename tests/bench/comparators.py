@@ -87,7 +87,6 @@ class OneRestore(Tool):
         return self._restore(self._ruleset.whole({}), jumps=True)
 
     def changed(self, before: Service, after: Service) -> str:
-        """The chains of one service, and those of all."""
         self._update([after])
         return self._restore(self._ruleset.dirty(), jumps=False)
 

@@ -15,7 +15,7 @@ from typing import Any
 from tests.bench.extent import Extent
 from tests.bench.prober import Seen
 from tests.bench.progress import say
-from tests.bench.results import Measurement
+from tests.bench.record import Measurement
 from tests.bench.whole_daemon import SUBJECTS
 from tests.lab.daemon import Daemon
 from tests.lab.flow import Process, finish, read_line
@@ -79,7 +79,6 @@ class Scene:
     """Addresses that nothing has used yet."""
 
     def backends(self) -> list[str]:
-        """Address and port of the backends that never die."""
         return [f"{backend.ipv4}:8080" for backend in self.lab.backends[1:]]
 
 
@@ -110,44 +109,38 @@ def scene(subject: str, settings: Mapping[str, Any], extent: Extent) -> Iterator
         lab.host.run("nft", "-f", "-", text=REFUSING)
         for backend in lab.backends[1:]:
             backend.serve(tcp=[8080])
-        etcd = Cluster([_member(root)])
+        etcd = Cluster([Member(root, "m0", (2379, 2380))])  # in a namespace of its own
         stack.callback(etcd.stop)
         with lab.host.entered():
             etcd.start()
         daemon = Daemon(lab.host, etcd={"endpoints": list(etcd.urls)}, log_level="warning", **settings)
         daemon.write(many_declared(extent.control_services).partition("services:\n")[2])
         stack.enter_context(daemon)
-        prober = lab.client.start(sys.executable, "-I", str(Path(__file__).with_name("prober.py")))
+        prober = lab.client.start(sys.executable, "-m", "tests.bench.prober")
         victims = _victims(lab, daemon, extent.control_rounds)
         yield Scene(subject, lab, daemon, etcd, Prober(prober), iter(victims))
 
 
 def added_by_vipctl(scene: Scene) -> float:
     """From the start of `vipctl add` to the first connection that is answered."""
-    vip = next(scene.vips)
-    with scene.prober.probing(vip) as seen:
-        began = time.monotonic()
-        scene.daemon.vipctl("add", f"{vip}:80/tcp", *scene.backends())
-    return _succeeded(seen) - began
+    return _answered(scene, lambda vip: scene.daemon.vipctl("add", f"{vip}:80/tcp", *scene.backends()))
 
 
 def saved_in_a_file(scene: Scene) -> float:
     """From the rename of a file with a new service to the first connection that is answered."""
-    vip = next(scene.vips)
-    with scene.prober.probing(vip) as seen:
-        began = time.monotonic()
-        scene.daemon.write(_service(vip, scene.backends()), "one.yaml")
-    return _succeeded(seen) - began
+    return _answered(scene, lambda vip: scene.daemon.write(_service(vip, scene.backends()), "one.yaml"))
 
 
 def put_into_etcd(scene: Scene) -> float:
     """From the begin of the put of a new service to the first connection that is answered."""
-    vip = next(scene.vips)
-    value = f"address: {vip}\nports: 80\nbackends: [{', '.join(scene.backends())}]\n"
-    with scene.prober.probing(vip) as seen, scene.lab.host.entered():
-        began = time.monotonic()
-        scene.etcd.put(f"/vipd/v1/services/{vip.replace('.', '-')}", value)
-    return _succeeded(seen) - began
+    value = f"ports: 80\nbackends: [{', '.join(scene.backends())}]\n"
+    with scene.lab.host.entered():
+        return _answered(
+            scene,
+            lambda vip: scene.etcd.put(
+                f"/vipd/v1/services/{vip.replace('.', '-')}", f"address: {vip}\n{value}"
+            ),
+        )
 
 
 def flushed(scene: Scene) -> float:
@@ -159,7 +152,10 @@ def flushed(scene: Scene) -> float:
     scene.daemon.start()
     with scene.prober.probing(KEPT_VIP, QUIET) as seen:
         scene.lab.host.run(*FLUSHES[scene.subject])
-    return _failed_for(seen)
+    first, recovered = seen[0].first_failure, seen[0].recovered
+    assert first is not None, "no connection failed"
+    assert recovered is not None, f"connections still failed after {PATIENCE} s"
+    return recovered - first
 
 
 def died(scene: Scene) -> float:
@@ -183,11 +179,6 @@ WAYS: dict[str, tuple[Timed, str]] = {
 }
 
 
-def _member(root: Path) -> Member:
-    # Its namespace is its own: the usual ports are free.
-    return Member(root, "m0", (2379, 2380))
-
-
 def _service(vip: str, backends: list[str], more: str = "") -> str:
     return f"  - {{address: {vip}, ports: 80, backends: [{', '.join(backends)}]{more}}}\n"
 
@@ -205,14 +196,12 @@ def _victims(lab: Lab, daemon: Daemon, number: int) -> list[Victim]:
     return victims
 
 
-def _succeeded(seen: list[Seen]) -> float:
+def _answered(scene: Scene, serve: Callable[[str], object]) -> float:
+    """Seconds until a virtual IP that nothing has used yet answers, once it is served."""
+    vip = next(scene.vips)
+    with scene.prober.probing(vip) as seen:
+        began = time.monotonic()
+        serve(vip)
     first = seen[0].first_success
     assert first is not None, f"no connection was answered within {PATIENCE} s"
-    return first
-
-
-def _failed_for(seen: list[Seen]) -> float:
-    first, recovered = seen[0].first_failure, seen[0].recovered
-    assert first is not None, "no connection failed"
-    assert recovered is not None, f"connections still failed after {PATIENCE} s"
-    return recovered - first
+    return first - began

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """One of SMOKE, QUICK and FULL."""
-
     name: str
     sizes: tuple[int, ...]
     nftables_sizes: tuple[int, ...]

@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.bench.comparators import KUBE_PROXY_NFT, RESTORES
 from tests.bench.programming import FULL_LOAD, ONE_CHANGE, OURS
-from tests.bench.results import Measurement
+from tests.bench.record import Measurement
 
 PAPER, INK = "#fefefd", "#1f2329"
 """Stand for the two colours that depend on the screen."""

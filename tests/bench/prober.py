@@ -1,24 +1,23 @@
 """Connects to an address without a pause, and says when that began and ceased to fail.
 
-Stand-alone program, standard library only. For each line `ADDRESS PORT QUIET PATIENCE` on standard input it
-says PROBING, and in the end one JSON object with times of the monotonic clock, which all processes share:
+For each line `ADDRESS PORT QUIET PATIENCE` on standard input it says PROBING, and in the end one JSON object
+with times of the monotonic clock, which all processes share:
 `first_success`, `first_failure`, `last_failure`, `recovered`, which is the first success after that (null if
-there was none), and the number of `tries`. It ends QUIET seconds after the last failure, not before there has
-been one; with QUIET 0 at the first success; in any case after PATIENCE seconds.
+there was none). It ends QUIET seconds after the last failure, not before there has been one; with QUIET 0 at
+the first success; in any case after PATIENCE seconds.
 """
 
 from __future__ import annotations
 
 import json
-import socket
-import struct
 import sys
 import time
 from dataclasses import asdict, dataclass
 
+from tests.lab.steady_client import connect_once
+
 ONE_TRY_SECONDS = 0.2
 PAUSE_SECONDS = 0.0003
-RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 
 @dataclass
@@ -27,7 +26,6 @@ class Seen:
     first_failure: float | None = None
     last_failure: float | None = None
     recovered: float | None = None
-    tries: int = 0
 
     def enough(self, quiet: float) -> bool:
         if not quiet:
@@ -35,26 +33,13 @@ class Seen:
         return self.last_failure is not None and time.monotonic() - self.last_failure > quiet
 
 
-def answered(address: str, port: int) -> bool:
-    with socket.socket() as made:
-        made.settimeout(ONE_TRY_SECONDS)
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET_ON_CLOSE)
-        try:
-            made.connect((address, port))
-            made.sendall(b"hello\n")
-            return bool(made.recv(100))
-        except OSError:
-            return False
-
-
 def probe(address: str, port: int, quiet: float, patience: float) -> Seen:
     seen = Seen()
     end = time.monotonic() + patience
     while time.monotonic() < end and not seen.enough(quiet):
         began = time.monotonic()
-        good = answered(address, port)
+        good = not connect_once(address, port, ONE_TRY_SECONDS)
         now = time.monotonic()
-        seen.tries += 1
         if good:
             seen.first_success = seen.first_success or now
             if seen.last_failure is not None:

@@ -8,7 +8,7 @@ from statistics import median
 from tests.bench.comparators import KUBE_PROXY_NFT, RESTORES
 from tests.bench.extent import Extent
 from tests.bench.progress import say
-from tests.bench.results import Measurement
+from tests.bench.record import Measurement
 from tests.bench.trials.namespace import TrialError, run_trial
 from tests.bench.trials.subjects import VIPD
 from tests.bench.trials.trial import Outcome, Trial

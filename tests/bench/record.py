@@ -1,17 +1,52 @@
-"""The file of results: what was measured, on what machine, written anew after each figure."""
+"""What a measurement is, and the file of them all, with the machine, written anew after each figure."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from tests.bench.results import Measurement
 from vipd.host.durable import write_durably
 
 FORMAT = "vipd-bench/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """One figure, of one subject, under one condition; every round's value is kept."""
+
+    group: str
+    """`programming`, `path`, `control`, `daemon`, `balance`, `ipvs`: measured together and compared."""
+    what: str
+    """What was done or looked at, such as `full load` or `connections per second`."""
+    subject: str
+    """Who did it, such as `vipd nftables`, `direct` or `haproxy`."""
+    services: int | None
+    """How many services were there; None where that has no meaning."""
+    unit: str
+    """`s`, `ms`, `MiB`, `bytes`, `1/s`, `Gbit/s`, `%` (of one core), or `` for a plain count."""
+    values: tuple[float, ...]
+    """One of each round, in the order they were taken."""
+    note: str = ""
+    """What a reader has to know of this row, such as why there is no value."""
+
+    @property
+    def median(self) -> float:
+        return median(self.values)
+
+    @property
+    def spread(self) -> tuple[float, float]:
+        return min(self.values), max(self.values)
+
+    @classmethod
+    def read(cls, view: dict[str, object]) -> Measurement:
+        values = view.pop("values")
+        if not isinstance(values, list):
+            raise TypeError(f"values: {values!r} is not a list")
+        return cls(**view, values=tuple(map(float, values)))  # type: ignore[arg-type]
 
 
 @dataclass
@@ -28,7 +63,7 @@ class Group:
             "finished": self.finished,
             "seconds": round(self.seconds, 1),
             "machine": self.machine,
-            "measurements": [row.view() for row in self.rows.values()],
+            "measurements": [asdict(row) for row in self.rows.values()],
         }
 
 

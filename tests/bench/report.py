@@ -1,21 +1,20 @@
 """Fills the tables of docs/performance.md and of README.md from the results, and draws the plots.
 
-python -m tests.bench.report [--check] [--results FILE]      --check: say whether the pages are up to date
+python -m tests.bench.report
 """
 
 from __future__ import annotations
 
-import argparse
 import re
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
 from tests.bench.comparison import compared
 from tests.bench.plots import PLOTS, NoPlotsError, Plot, draw
-from tests.bench.record import Record
-from tests.bench.results import Measurement
+from tests.bench.record import Measurement, Record
 from tests.bench.tables import brief, number, pivot, table
 
 PROJECT = Path(__file__).parents[2]
@@ -59,30 +58,10 @@ KEPT = (
 )
 
 
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(prog="python -m tests.bench.report", description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit code 1 if a page is stale")
-    parser.add_argument("--results", type=Path, default=RESULTS, metavar="FILE", help="a results.json")
-    arguments = parser.parse_args(argv)
-    record = Record(arguments.results)
-    if arguments.check:
-        stale = [page.name for page in (PAGE, README) if _filled(page, record) is not None]
-        sys.exit(f"stale: {', '.join(stale)}; run: python -m tests.bench.report" if stale else None)
-    publish(record)
-
-
 def publish(record: Record) -> None:
     pictures(record, PICTURES)
     for page in (PAGE, README):
-        text = _filled(page, record)
-        if text is not None:
-            page.write_text(text, encoding="utf-8")
-
-
-def _filled(page: Path, record: Record) -> str | None:
-    before = page.read_text(encoding="utf-8")
-    after = filled(before, record)
-    return after if after != before else None
+        page.write_text(filled(page.read_text(encoding="utf-8"), record), encoding="utf-8")
 
 
 def pictures(record: Record, directory: Path) -> None:
@@ -167,7 +146,7 @@ def _control(record: Record) -> list[str]:
     rows = record.rows("control")
     services = ", ".join(sorted({f"{row.services:,} services" for row in rows}))
     notes = {row.what: f"{row.what}{f' ({row.note})' if row.note else ''}" for row in rows}
-    named = [_renamed(row, notes[row.what]) for row in rows]
+    named = [replace(row, what=notes[row.what]) for row in rows]
     return pivot(named, "what", "subject", corner=f"beside {services}") if rows else []
 
 
@@ -245,10 +224,6 @@ def _picture(plot: Plot) -> Callable[[Record], list[str]]:
     return made
 
 
-def _renamed(row: Measurement, what: str) -> Measurement:
-    return Measurement(row.group, what, row.subject, row.services, row.unit, row.values)
-
-
 TABLES: dict[str, Callable[[Record], list[str]]] = {
     "machine": _machine,
     "full-load": _by_size("full load"),
@@ -273,4 +248,4 @@ TABLES: dict[str, Callable[[Record], list[str]]] = {
 
 
 if __name__ == "__main__":
-    main()
+    publish(Record(RESULTS))

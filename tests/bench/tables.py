@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from tests.bench.results import Measurement
+from tests.bench.record import Measurement
 
 
 def figures(row: Measurement) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.bench.extent import Extent
 from tests.bench.progress import say
-from tests.bench.results import Measurement
+from tests.bench.record import Measurement
 from tests.lab.daemon import Daemon, UnixConnection
 from tests.lab.node import Node
 from tests.lab.topology import Lab, Wiring
@@ -68,7 +68,7 @@ class Watched:
     def __init__(self, daemon: Daemon) -> None:
         self.daemon = daemon
         self._pid = int(daemon.status()["pid"])
-        self._made = 0
+        self.made = 0
 
     def resident_mib(self) -> float:
         return self._status("VmRSS") / 1024
@@ -97,17 +97,13 @@ class Watched:
             ended.set()
             thread.join()
 
-    @property
-    def made(self) -> int:
-        return self._made
-
     def save(self, number: int) -> None:
         vip, backend = _changed(number)
         text = f"  - {{address: {vip}, ports: 80, backends: [{backend}, 10.244.2.1]}}\n"
         self.daemon.write(text, f"changing-{number % CHANGING}.yaml")
 
     def wait_for_last(self) -> None:
-        vip, backend = _changed(self._made - 1)
+        vip, backend = _changed(self.made - 1)
         target, endpoint = f"{vip}:80/tcp", f"{backend}:80"
         self.daemon.wait_until(lambda: endpoint in self.daemon.endpoints(target), True, START_SECONDS)
         self.daemon.wait_in_sync(START_SECONDS)
@@ -124,9 +120,9 @@ class Watched:
     def _change(self, ended: threading.Event) -> None:
         began = time.monotonic()
         while not ended.is_set():
-            self.save(self._made)
-            self._made += 1
-            ended.wait(max(0.0, began + self._made / CHANGES_A_SECOND - time.monotonic()))
+            self.save(self.made)
+            self.made += 1
+            ended.wait(max(0.0, began + self.made / CHANGES_A_SECOND - time.monotonic()))
 
     def _status(self, name: str) -> int:
         lines = Path(f"/proc/{self._pid}/status").read_text().splitlines()
@@ -153,7 +149,6 @@ class FreshPythonNode(Node):
 
 @contextmanager
 def prepared(services: int, settings: Mapping[str, Any]) -> Iterator[Daemon]:
-    """A daemon that is not started, with that many services in its file."""
     with Lab(Wiring(backends=1)) as lab:
         host = lab.host
         node = FreshPythonNode(host.namespace, host.name, host.ipv4, host.ipv6, host.started)

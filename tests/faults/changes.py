@@ -6,7 +6,8 @@ import random
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tests.faults.equipment import GONE, Api
+from tests.faults.equipment import GONE
+from tests.lab.daemon import Daemon
 from tests.packets.services import SERVED_PORT
 from vipd.model.service import family_of
 
@@ -31,12 +32,12 @@ class Changes:
         """The service of a change that the daemon did not live to answer, and what it may be now."""
         self.answered = 0
 
-    def one(self, api: Api) -> None:
+    def one(self, daemon: Daemon) -> None:
         """Make one change. Raises one of `GONE` when the daemon ends, AssertionError when it refuses."""
         name = f"s{self._random.choice(self._numbers)}"
         method, path, body, after = self._choose(name, self.wanted.get(name))
         try:
-            status, answer = api.ask(method, path, body)
+            status, answer = daemon.ask(method, path, body)
         except GONE:
             self.unanswered = (name, after)
             raise
@@ -106,10 +107,9 @@ class Changes:
         return "PATCH", path, {"weight": weight}, replace(now, backends=after)
 
 
-def services_of(api: Api) -> dict[str, Wanted]:
-    """What the daemon says that the random services are."""
-    _, answer = api.ask("GET", "export")
-    return {spec["name"]: _wanted(spec) for spec in answer["services"] if spec["name"].startswith("s")}
+def services_of(daemon: Daemon) -> dict[str, Wanted]:
+    services = daemon.get("export")["services"]
+    return {spec["name"]: _wanted(spec) for spec in services if spec["name"].startswith("s")}
 
 
 def _wanted(spec: dict[str, Any]) -> Wanted:

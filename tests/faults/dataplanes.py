@@ -24,8 +24,6 @@ LEARNT = ("pins", "flows")
 
 @dataclass(frozen=True)
 class Equipment:
-    """One dataplane as tests of faults need it."""
-
     dataplane: Literal["iptables", "nftables"]
     programs: tuple[str, ...]
     asks: str

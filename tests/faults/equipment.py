@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import http.client
-import json
 import os
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
 
+from tests.dataplane.namespace import Namespace
 from tests.faults.dataplanes import Equipment, Rules
-from tests.lab.daemon import Daemon, UnixConnection
-from tests.lab.namespace_names import new_prefix
+from tests.lab.daemon import Daemon
 from tests.lab.node import Node
-from tests.lab.topology import ip
 
 REFUSAL = "is refused by the test"
 SWEPT_SECONDS = 60
@@ -100,9 +98,6 @@ class FailingTools:
         finally:
             refused.write_text(before)
 
-    def broken(self) -> AbstractContextManager[None]:
-        return self.being("broken")
-
     @contextmanager
     def being(self, fault: Literal["broken", "hanging", "slow"]) -> Iterator[None]:
         """For a while, fail always; or never end; or take a second."""
@@ -123,29 +118,13 @@ def resident(daemon: Daemon) -> int:
     return next(int(line.split()[1]) for line in daemon.memory() if line.startswith("RssAnon"))
 
 
-class Api:
-    """One kept connection to a daemon. Raises OSError or HTTPException when the daemon is gone."""
-
-    def __init__(self, daemon: Daemon) -> None:
-        self._connection = UnixConnection(daemon.socket)
-
-    def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
-        self._connection.request(method, f"/v1/{path}", json.dumps(body) if body is not None else None)
-        response = self._connection.getresponse()
-        return response.status, json.loads(response.read())
-
-    def close(self) -> None:
-        self._connection.close()
-
-
 GONE = (OSError, http.client.HTTPException, ValueError)
+"""What asking a daemon raises that has ended."""
 
 
 def cold_rules(equipment: Equipment, declarations: Mapping[str, str], stored: str) -> Rules:
     """The rules that vipd gives these files and this store in a namespace that knew nothing before."""
-    name = f"{new_prefix()}-cold"
-    node = Node(name, "cold", "", "")
-    with tempfile.TemporaryDirectory(prefix="vipd-cold-") as text:
+    with tempfile.TemporaryDirectory(prefix="vipd-cold-") as text, Namespace() as namespace:
         directory = Path(text)
         for part in ("services.d", "state"):
             (directory / part).mkdir()
@@ -157,12 +136,9 @@ def cold_rules(equipment: Equipment, declarations: Mapping[str, str], stored: st
         places = {"services_dir": "services.d", "state_dir": "state", "socket": "vipd.sock"}
         settings = {key: str(directory / place) for key, place in places.items()}
         config.write_text(yaml.safe_dump({**settings, **equipment.settings}))
-        ip("netns", "add", name)
-        try:
-            node.run(sys.executable, "-m", "vipd", "--config", str(config), "--once")
-            return equipment.rules_of(node)
-        finally:
-            ip("netns", "delete", name)
+        node = Node(namespace.name, "cold", "", "")
+        node.run(sys.executable, "-m", "vipd", "--config", str(config), "--once")
+        return equipment.rules_of(node)
 
 
 def as_from_a_cold_start(equipment: Equipment, daemon: Daemon) -> None:

@@ -62,8 +62,6 @@ _ANSWER = struct.Struct("=QqiI")
 
 
 class Call(NamedTuple):
-    """A system call that waits for an answer."""
-
     number: int
     thread: int
     name: str

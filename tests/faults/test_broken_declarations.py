@@ -24,8 +24,6 @@ Named = tuple[str, dict[str, Any]]
 
 
 class InstrumentedDaemon(HostDaemon):
-    """A daemon that notes how long its event loop stands still."""
-
     module = "tests.faults.instrumented"
 
     def standstills(self) -> list[str]:
@@ -36,7 +34,6 @@ class InstrumentedDaemon(HostDaemon):
         return lines
 
     def post(self, path: str, body: object) -> tuple[int, dict[str, Any]]:
-        """The API's answer to a POST: status, and what it says."""
         return self.ask("POST", path.removeprefix("/v1/"), body)
 
 

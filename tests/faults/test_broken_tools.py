@@ -54,7 +54,7 @@ def test_old_rules_serve_and_all_is_made_up_for(
     lab: Lab, daemon: Daemon, tools: FailingTools, equipment: Equipment
 ) -> None:
     second = backend_text(lab.backends[1])
-    with tools.broken():
+    with tools.being("broken"):
         since = time.clock_gettime(time.CLOCK_BOOTTIME)
         said = daemon.vipctl("add", "10.96.4.2:80/tcp", second, "--name", "new", check=False)
         assert said.returncode == 1
@@ -121,7 +121,7 @@ def test_broken_at_the_start_it_recovers_too(
     daemon.stop()
     before = equipment.rules_of(lab.host)
     try:
-        with tools.broken():
+        with tools.being("broken"):
             daemon.write("- {name: filed, address: 10.96.4.5, ports: [80/tcp], backends: [10.244.0.11:8080]}")
             with pytest.raises(AssertionError, match="vipd is silent"):
                 daemon.start(timeout=0)

@@ -7,21 +7,16 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Iterator
 
 import pytest
 
 from tests.faults.changes import Changes, services_of
+from tests.faults.conftest import KEPT
 from tests.faults.dataplanes import Equipment
-from tests.faults.equipment import (
-    GONE,
-    Api,
-    as_from_a_cold_start,
-)
+from tests.faults.equipment import GONE, as_from_a_cold_start
 from tests.lab.daemon import Daemon
 from tests.lab.steady_client import steady_client
 from tests.lab.topology import Lab
-from tests.packets.services import backend_text
 
 pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -29,26 +24,15 @@ CRASHES = 6
 COMPARED = 3
 """One in so many times the rules are compared with those of a cold start."""
 SEED = 20
-STABLE = "10.96.6.1"
 LONGEST_LIFE = 0.3
 """Seconds of changes before a crash, after the first one: a change takes some ten milliseconds."""
 
 
-@pytest.fixture(scope="module")
-def daemon(lab: Lab, equipment: Equipment) -> Iterator[Daemon]:
-    with Daemon(lab.host, **equipment.settings) as running:
-        backends = [backend_text(backend) for backend in lab.backends]
-        running.vipctl("add", f"{STABLE}:80/tcp", *backends, "--name", "kept")
-        yield running
-
-
 def crash(daemon: Daemon, changes: Changes, after: float) -> None:
-    api = Api(daemon)
-
     def stream() -> None:
         with contextlib.suppress(*GONE):
             while True:
-                changes.one(api)
+                changes.one(daemon)
 
     changing = threading.Thread(target=stream)
     before = changes.answered
@@ -58,7 +42,6 @@ def crash(daemon: Daemon, changes: Changes, after: float) -> None:
     time.sleep(after)
     daemon.kill()
     changing.join(60)
-    api.close()
     assert not changing.is_alive()
 
 
@@ -74,13 +57,11 @@ def test_a_fault_in_its_memory_says_where_it_was(daemon: Daemon) -> None:
 @pytest.mark.nightly(each_time="iptables")
 def test_crashes_amid_changes(lab: Lab, daemon: Daemon, equipment: Equipment) -> None:
     moments, changes = random.Random(SEED), Changes(SEED)
-    with steady_client(lab.client, STABLE, 80) as outcome:
+    with steady_client(lab.client, KEPT, 80) as outcome:
         for number in range(CRASHES):
             crash(daemon, changes, moments.uniform(0, LONGEST_LIFE))
             daemon.start()
-            api = Api(daemon)
-            found = services_of(api)
-            api.close()
+            found = services_of(daemon)
             changes.settle(found)
             assert found == changes.wanted, f"seed {SEED}: an answered change was lost"
             if number % COMPARED == 0:

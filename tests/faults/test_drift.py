@@ -73,16 +73,12 @@ def test_an_endpoint_with_another_destination_is_repaired(equipped_lab: Equipped
 
 
 def offender_reported(daemon: Daemon) -> bool:
-    """Whether status warns that another process keeps undoing the rules."""
     return any("has undone" in warning for warning in daemon.status()["warnings"])
 
 
 @pytest.mark.parametrize("equipment", EQUIPMENTS, ids=str)
 def test_a_process_that_keeps_undoing_repairs_is_reported(equipment: Equipment) -> None:
-    with (
-        Lab(Wiring(backends=1)) as lab,
-        Daemon(lab.host, SERVICES, **equipment.settings) as daemon,
-    ):
+    with Lab(Wiring(backends=1)) as lab, Daemon(lab.host, SERVICES, **equipment.settings) as daemon:
         wanted = rules((lab, equipment))
         offender = lab.host.start("bash")
         assert offender.stdin is not None

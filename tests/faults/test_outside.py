@@ -81,7 +81,6 @@ class SupervisedDaemon(Daemon):
         new.rename(self.directory / "faults")
 
     def pattern(self, thing: Thing) -> str:
-        """A regular expression for the supervisor."""
         touched = thing.touched.replace("DIR", re.escape(str(self.directory))).replace("PID", "[0-9]+")
         return re.sub("^vipd", "(python|vipd)", touched)
 
@@ -207,8 +206,7 @@ LONG = {"threads", "descriptors", "stalls"}
     "group",
     [
         pytest.param(
-            group,
-            marks=pytest.mark.nightly if group in LONG else pytest.mark.nightly(each_time="nftables"),
+            group, marks=pytest.mark.nightly if group in LONG else pytest.mark.nightly(each_time="nftables")
         )
         for group in GROUPS
     ],

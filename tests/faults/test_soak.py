@@ -12,13 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.faults.changes import Changes, services_of
+from tests.faults.conftest import KEPT
 from tests.faults.dataplanes import EQUIPMENTS, Equipment
-from tests.faults.equipment import Api, as_from_a_cold_start, resident
+from tests.faults.equipment import as_from_a_cold_start, resident
 from tests.lab.daemon import Daemon
-from tests.lab.namespace_names import new_prefix
-from tests.lab.node import Node
-from tests.lab.topology import Lab, ip
-from tests.packets.services import backend_text
+from tests.lab.topology import Lab, Wiring, add_addresses
 
 CHANGES = int(os.environ.get("VIPD_SOAK", "1000"))
 WARM = 300
@@ -28,7 +26,6 @@ MOST = 3 * 1024
 A fifth of the whole would hide a leak of 17 KiB in each."""
 WORKERS = 4
 SEED = 7
-STABLE = "10.96.7.1"
 SERVICES = 5000
 CHANGED = 500
 WARM_SAVES = 3
@@ -39,22 +36,12 @@ MOST_OF_SAVES = 50 * 1024
 pytestmark = [pytest.mark.root, pytest.mark.nightly, pytest.mark.timeout(600 + SAVES * 60)]
 
 
-@pytest.fixture(scope="module")
-def daemon(lab: Lab, equipment: Equipment) -> Iterator[Daemon]:
-    with Daemon(lab.host, **equipment.settings) as running:
-        backends = [backend_text(backend) for backend in lab.backends]
-        running.vipctl("add", f"{STABLE}:80/tcp", *backends, "--name", "kept")
-        yield running
-
-
 def work(daemon: Daemon, lab: Lab, changes: Changes, count: int) -> None:
-    """Make this many changes over one connection, and look now and then that flows are answered."""
-    api = Api(daemon)
+    """Make this many changes, and look now and then that flows are answered."""
     for number in range(count):
-        changes.one(api)
+        changes.one(daemon)
         if number % 100 == 0:
-            lab.client.send(STABLE, 80, count=10).all_answered()
-    api.close()
+            lab.client.send(KEPT, 80, count=10).all_answered()
 
 
 def test_many_random_changes(lab: Lab, daemon: Daemon, equipment: Equipment) -> None:
@@ -64,10 +51,8 @@ def test_many_random_changes(lab: Lab, daemon: Daemon, equipment: Equipment) -> 
         warm = resident(daemon)
         list(pool.map(lambda each: work(daemon, lab, each, (CHANGES - WARM) // WORKERS), changing))
     grown = resident(daemon)
-    api = Api(daemon)
     wanted = {name: service for each in changing for name, service in each.wanted.items()}
-    assert services_of(api) == wanted, f"seed {SEED}"
-    api.close()
+    assert services_of(daemon) == wanted, f"seed {SEED}"
     seen = f"{warm} KiB after {WARM} changes, {grown} after {CHANGES}"
     print(seen)
     assert grown < warm + MOST, seen
@@ -80,18 +65,10 @@ def test_many_random_changes(lab: Lab, daemon: Daemon, equipment: Equipment) -> 
 def routeless(request: pytest.FixtureRequest) -> Iterator[Daemon]:
     """A host that reaches its backends, and nothing else."""
     equipment: Equipment = request.param
-    name = f"{new_prefix()}-host"
-    node = Node(name, "host", "10.244.0.1", "")
-    ip("netns", "add", name)
-    try:
-        ip("-n", name, "link", "set", "lo", "up")
-        ip("-n", name, "link", "add", "pods", "type", "bridge")
-        ip("-n", name, "address", "add", "10.244.0.1/16", "dev", "pods")
-        ip("-n", name, "link", "set", "pods", "up")
-        with Daemon(node, **equipment.settings) as running:
+    with Lab(Wiring(backends=1, host_route=False)) as built:
+        add_addresses(built.host.namespace, "cluster", "10.244.255.1/16")
+        with Daemon(built.host, **equipment.settings) as running:
             yield running
-    finally:
-        ip("netns", "delete", name)
 
 
 def save(daemon: Daemon, number: int) -> None:

@@ -186,7 +186,6 @@ def test_hostile_answers_cost_the_worker_and_not_the_daemon(
 
 
 def test_the_worker_ends_with_the_daemon(daemon: Daemon) -> None:
-    """Last: also when neither can do anything about it."""
     pid = worker(daemon)
     os.kill(pid, signal.SIGSTOP)
     daemon.kill()

@@ -11,13 +11,13 @@ from collections.abc import AsyncIterator, Iterator
 import pytest
 
 from tests.health.servers import PATIENCE, full_backlog, run
-from tests.lab.recording_observer import RecordingObserver
 from vipd.health.checker import HealthChecker
 from vipd.health.lag import LoopLag
 from vipd.health.probes.base import Prober
 from vipd.health.probes.tcp import TcpProber
 from vipd.health.result import ProbeResult
 from vipd.health.state import HealthState
+from vipd.host.observer import Observer
 from vipd.model.check import Probe, TcpProbe, Timing
 from vipd.model.check_target import CheckTarget
 from vipd.model.service import Protocol
@@ -93,11 +93,19 @@ def backend() -> Iterator[CheckTarget]:
         yield CheckTarget("127.0.0.1", listener.getsockname()[1], Protocol.TCP, PROBE, FAST)
 
 
+class Recording(Observer):
+    def __init__(self) -> None:
+        self.verdicts: list[frozenset[CheckTarget]] = []
+
+    def health_changed(self, targets: frozenset[CheckTarget]) -> None:
+        self.verdicts.append(targets)
+
+
 def test_a_stalled_loop_condemns_nobody(backend: CheckTarget) -> None:
     """vipd is busy for longer than the whole row of answers would take."""
 
     async def story() -> None:
-        observer = RecordingObserver()
+        observer = Recording()
         health = HealthChecker(observer=observer)
         health.follow("web", [backend])
         async with running(health):

@@ -35,25 +35,12 @@ TABLES = [
 ]
 MODULE_FOLDERS = (
     *("net/netfilter", "net/ipv4", "net/ipv6", "net/bridge", "net/802", "net/llc", "net/sctp", "net/xfrm"),
-    *(
-        "net/core",
-        "net/sched",
-        "lib",
-        "crypto",
-        "arch/x86/crypto",
-        "drivers/net/veth.ko",
-        "drivers/net/dummy.ko",
-    ),
+    *("net/core", "net/sched", "lib", "crypto", "arch/x86/crypto"),
+    *("drivers/net/veth.ko", "drivers/net/dummy.ko"),
 )
 NOT_OF_PYTHON = (
-    "test",
-    "idlelib",
-    "tkinter",
-    "ensurepip",
-    "lib2to3",
-    "site-packages",
-    "__pycache__",
-    "config-*",
+    *("test", "idlelib", "tkinter", "ensurepip", "lib2to3"),
+    *("site-packages", "__pycache__", "config-*"),
 )
 """Folders of the standard library that stay out: large, and not needed."""
 DIRECTORIES = (

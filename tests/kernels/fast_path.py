@@ -15,7 +15,6 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from tests.kernels import guest
@@ -35,12 +34,7 @@ add rule inet watch forward tcp dport 8081 counter
 
 def listen(name: str) -> None:
     """A backend: it sends its name, counts what it gets, and answers each `?` at the end with `!`."""
-    listener = guest.socket_in(name, 6, socket.SOCK_STREAM)
-    listener.settimeout(None)
-    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("::", PORT))
-    listener.listen(64)
+    listener = guest.listener_in(name, PORT)
 
     def answer(flow: socket.socket) -> None:
         with contextlib.suppress(OSError), flow:
@@ -81,20 +75,13 @@ def asked(flow: socket.socket) -> bool:
     return True
 
 
-def declare(resetting: bool, backends: tuple[str, ...] = guest.BACKENDS, only: str = "") -> None:
-    lines = ["apiVersion: vipd/v1", "services:"]
+def declare(resetting: bool, only: str = "") -> None:
     services = [("plain", PLAIN, ""), ("sticky", STICKY, "affinity: {by: client-ip, timeout: 10m}")]
     services += [("resetting", RESETTING, "on_remove: reset")] if resetting else []
-    for name, number, more in services:
-        named = (only,) if only and name == "resetting" else backends
-        places = ", ".join(f'{guest.WIRES[each][0]}.2, "{guest.WIRES[each][1]}:2"' for each in named)
-        lines += [
-            f"  - name: {name}",
-            f'    address: [{vip(number, 4)}, "{vip(number, 6)}"]',
-            f"    ports: [{PORT}/tcp]",
-        ]
-        lines += [f"    backends: [{places}]", *([f"    {more}"] if more else [])]
-    Path("/etc/vipd/services.d/set.yaml").write_text("\n".join(lines) + "\n")
+    guest.write(
+        (name, number, f"{PORT}/tcp", more, (only,) if only and name == "resetting" else guest.BACKENDS)
+        for name, number, more in services
+    )
 
 
 def there() -> bool:
@@ -161,7 +148,6 @@ def traffic() -> int:
 
 
 def check_kinds_of_flows() -> None:
-    """IPv6, flows of this host itself, and a trace of a new flow."""
     with result("ipv6: established flows skip the rules") as seen:
         _, flow = connect(PLAIN, 6)
         until(lambda: skipped(flow)[0] == 0, "no packet passes the forward hook", 30)
@@ -190,7 +176,6 @@ def check_kinds_of_flows() -> None:
 
 
 def check_drain() -> None:
-    """A drained backend keeps its offloaded flow, and vipd waits for it."""
     with result("drain: an offloaded flow is live, and goes on") as seen:
         name, flow = connect(PLAIN)
         until(lambda: asked(flow) and offloaded(PLAIN), "a flow in the flowtable", 30)

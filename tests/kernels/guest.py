@@ -24,7 +24,7 @@ import sys
 import termios
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -129,16 +129,23 @@ def wire() -> None:
         run(*inside, "-6", "route", "add", "default", "via", f"{six}:1")
 
 
+def listener_in(name: str, port: int, kind: int = socket.SOCK_STREAM, protocol: int = 0) -> socket.socket:
+    """A socket of a backend that takes what comes to a port, in both families."""
+    made = socket_in(name, 6, kind, protocol)
+    made.settimeout(None)
+    made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    made.bind(("::", port))
+    if kind == socket.SOCK_STREAM:
+        made.listen(256)
+    return made
+
+
 def serve(name: str, protocol: str) -> None:
     stream = protocol != "udp"
     kind = socket.SOCK_STREAM if stream else socket.SOCK_DGRAM
-    listener = socket_in(name, 6, kind, SCTP if protocol == "sctp" else 0)
-    listener.settimeout(None)
-    listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("::", STREAM if stream else DATAGRAM))
-    if stream:
-        listener.listen(256)
+    port = STREAM if stream else DATAGRAM
+    listener = listener_in(name, port, kind, SCTP if protocol == "sctp" else 0)
     kept: list[socket.socket] = []
 
     def streams() -> None:
@@ -279,17 +286,22 @@ def findings() -> dict[str, list[str]]:
 
 
 def declare(sctp: bool) -> None:
-    lines = ["apiVersion: vipd/v1", "services:"]
     stream, both = f"{STREAM}/tcp", f"{STREAM}/tcp, {DATAGRAM}/udp"
     services = [("web", WEB, both, ""), ("many", MANY, stream, "")]
     services.append(("sticky", STICKY, both, "affinity: {by: client-ip, timeout: 10m}"))
     services.append(("checked", CHECKED, stream, "check: {type: tcp, interval: 2s, timeout: 1s}"))
     if sctp:
         services.append(("associated", ASSOCIATED, f"{STREAM}/sctp", ""))
-    backends = ", ".join(f'{WIRES[name][0]}.2, "{WIRES[name][1]}:2"' for name in BACKENDS)
-    for name, number, ports, more in services:
+    write((*service, BACKENDS) for service in services)
+
+
+def write(services: Iterable[tuple[str, int, str, str, Iterable[str]]]) -> None:
+    """Declare services: name, number, ports, what else there is, and backends of each."""
+    lines = ["apiVersion: vipd/v1", "services:"]
+    for name, number, ports, more, backends in services:
+        places = ", ".join(f'{WIRES[each][0]}.2, "{WIRES[each][1]}:2"' for each in backends)
         lines += [f"  - name: {name}", f'    address: [{vip(number, 4)}, "{vip(number, 6)}"]']
-        lines += [f"    ports: [{ports}]", f"    backends: [{backends}]"]
+        lines += [f"    ports: [{ports}]", f"    backends: [{places}]"]
         lines += [f"    {more}"] * bool(more)
     Path("/etc/vipd/services.d/set.yaml").write_text("\n".join(lines) + "\n")
 
@@ -317,7 +329,6 @@ def check_start(daemon: Daemon) -> None:
 
 
 def check_packets(kind: str, protocols: list[str]) -> None:
-    """Flows of each protocol and family to both backends; affinity."""
     for protocol in protocols:
         for family in (4, 6):
             number = ASSOCIATED if protocol == "sctp" else WEB
@@ -333,7 +344,6 @@ def check_packets(kind: str, protocols: list[str]) -> None:
 
 
 def check_drift(kind: str, *command: str) -> None:
-    """Somebody flushes vipd's rules; vipd writes them again."""
     with result(f"{kind}: repaired after {' '.join(command)}") as seen:
         run(*command)
         seen.append(f"flows after {until(works, 'flows'):.1f} s")

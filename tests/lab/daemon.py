@@ -173,8 +173,6 @@ class Daemon:
         wait_until(equal, lambda: f"{last!r} is not {expected!r}; the log:\n{self.log}", timeout)
 
     def vipctl(self, *arguments: str, check: bool = True) -> subprocess.CompletedProcess[str]:
-        """Run vipctl, in the daemon's namespace where that matters. With `check`, a failure raises
-        AssertionError."""
         if LOCAL_VERBS.isdisjoint(arguments) and threading.current_thread() is threading.main_thread():
             return self._vipctl_here(arguments, check)
         command = (sys.executable, "-m", "vipd.cli.main", "--socket", str(self.socket))

@@ -269,7 +269,6 @@ def _show_as(argv: list[str]) -> None:
 
 
 def _run(module: str) -> int:
-    """Run a module as `python -m` does; its exit code."""
     sys.modules.pop(module, None)  # runpy warns of a module that is there already
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)

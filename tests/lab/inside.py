@@ -74,8 +74,6 @@ class Problem(NamedTuple):
 
 
 class Note(NamedTuple):
-    """What a user is told of a declaration that is no fault."""
-
     line: int
     text: str
     printed: str
@@ -125,7 +123,6 @@ def declare(
 
 
 def written(services: Iterable[Service]) -> str:
-    """The YAML that declares these services."""
     return format_declaration(tuple(services))
 
 
@@ -675,8 +672,6 @@ class _HostReader:
 
 
 class _Announced:
-    """Announces to `Vipd.announced`."""
-
     def __init__(self, vipd: Vipd) -> None:
         self._vipd = vipd
 
@@ -694,8 +689,6 @@ class _Announced:
 
 
 class _Names:
-    """Answers for names."""
-
     def __init__(self, names: Mapping[str, Sequence[str] | str]) -> None:
         self._names = names
 
@@ -712,8 +705,6 @@ class _Names:
 
 
 class _Checks:
-    """Finds what `Vipd.backends` says."""
-
     def __init__(self, vipd: Vipd) -> None:
         self._vipd = vipd
 
@@ -1215,8 +1206,6 @@ class _Noting(socket.socket):
 
 
 class Flow(NamedTuple):
-    """A tracked flow."""
-
     to: tuple[str, int]
     """Where its client sends: an address and a port."""
     answered_by: tuple[str, int] | None = None

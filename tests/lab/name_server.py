@@ -29,22 +29,9 @@ class NameServer:
     def serve(self, *lines: str) -> None:
         """Answer with these records from now on, and with no others."""
         self.die()
-        own = [
-            "no-resolv",
-            "no-hosts",
-            "no-daemon",
-            "bind-interfaces",
-            "user=root",
-            "pid-file",
-            "log-queries",
-        ]
-        own += [
-            f"listen-address={self._address}",
-            f"port={PORT}",
-            f"local-ttl={self._ttl}",
-            "local=/internal/",
-        ]
-        own += [f"log-facility={self._queries}", "edns-packet-max=512"]
+        own = ["no-resolv", "no-hosts", "no-daemon", "bind-interfaces", "user=root", "pid-file"]
+        own += ["log-queries", f"log-facility={self._queries}", "local=/internal/", "edns-packet-max=512"]
+        own += [f"listen-address={self._address}", f"port={PORT}", f"local-ttl={self._ttl}"]
         self._config.write_text("\n".join([*own, *lines]) + "\n")
         self._process = self._node.start("dnsmasq", "--keep-in-foreground", f"--conf-file={self._config}")
 

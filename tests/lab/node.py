@@ -16,15 +16,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from tests.lab.client import LONGEST_LIFE
-from tests.lab.flow import (
-    COMMAND_SECONDS,
-    Flow,
-    Process,
-    client_argv,
-    client_options,
-    finish,
-    read_line,
-)
+from tests.lab.flow import COMMAND_SECONDS, Flow, Process, client_argv, client_options, finish, read_line
 from tests.lab.fork_server import CLONE_NEWNET, can_fork, fork_server, own_environment
 from tests.lab.traffic import Result
 
@@ -96,12 +88,7 @@ class Node:
         return type(self).inside is Node.inside and can_fork(argv)
 
     def _popen(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: int | None,
-        stdout: IO[str] | int,
-        stderr: IO[str] | int | None,
+        self, argv: Sequence[str], *, stdin: int | None, stdout: IO[str] | int, stderr: IO[str] | int | None
     ) -> Process:
         options: dict[str, Any] = {
             "stdin": stdin,
@@ -144,7 +131,6 @@ class Node:
     def serve(
         self, *, tcp: Sequence[int] = (), udp: Sequence[int] = (), sctp: Sequence[int] = (), name: str = ""
     ) -> Process:
-        """Start a server on these ports, in both families; returns once all are bound."""
         argv = [sys.executable, "-m", "tests.lab.server", "--name", name or self.name]
         for protocol, ports in (("tcp", tcp), ("udp", udp), ("sctp", sctp)):
             argv += [f"--{protocol}", *map(str, ports)] if ports else []
@@ -167,13 +153,7 @@ class Node:
         """Make `count` connections (or datagrams) to an address; returns their outcomes. `timeout` is in
         seconds, for each; use a short one where no answer is expected."""
         options = client_options(
-            to,
-            port,
-            protocol=protocol,
-            count=count,
-            source=source,
-            source_port=source_port,
-            timeout=timeout,
+            to, port, protocol=protocol, count=count, source=source, source_port=source_port, timeout=timeout
         )
         client = self._idle_client() or self.start(*client_argv("bursts"))
         assert client.stdin is not None

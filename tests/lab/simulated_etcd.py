@@ -163,8 +163,6 @@ class SimulatedEtcd:
 
 
 class Body:
-    """What a response is read from."""
-
     def __init__(self, text: bytes = b"", *, ended: bool = False) -> None:
         self._pieces = deque([text] if text else [])
         self._ended, self._more = ended, asyncio.Event()

@@ -44,8 +44,6 @@ class SimulatedLoop(asyncio.SelectorEventLoop):
 
 
 class _Leaping(selectors.DefaultSelector):
-    """Advances the clock instead of waiting."""
-
     def __init__(self, loop: SimulatedLoop) -> None:
         super().__init__()
         self._loop = loop
@@ -61,7 +59,6 @@ class _Leaping(selectors.DefaultSelector):
 
 
 def simulate(coroutine: Coroutine[object, object, T]) -> T:
-    """Run a coroutine in simulated time; returns its result."""
     with asyncio.Runner(loop_factory=SimulatedLoop) as runner:
         return runner.run(coroutine)
 

@@ -54,8 +54,6 @@ STARTING_SYSCTLS = (
 
 @dataclass(frozen=True)
 class Wiring:
-    """How a lab is wired."""
-
     backends: int = 3
     backend_routes: bool = True
     """Backends reach other networks through the host. Without, only masqueraded flows get replies."""

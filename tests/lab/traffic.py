@@ -43,7 +43,6 @@ class Result:
 
     @property
     def sources(self) -> set[str]:
-        """The source addresses that the backends saw."""
         return {answer.source for answer in self.answers}
 
     def all_answered(self) -> Result:

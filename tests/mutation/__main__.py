@@ -4,7 +4,7 @@ python -m tests.mutation                     the sample, two processes
 python -m tests.mutation --target health     of one target
 python -m tests.mutation --part 3            another sample
 python -m tests.mutation --all vipd/x.py     every mutant of the modules whose path has this in it
-python -m tests.mutation --seams             the faults of seams.toml, as root; `--name TEXT`: some of them
+python -m tests.mutation --seams             the faults of seams.toml, as root
 """
 
 from __future__ import annotations
@@ -16,10 +16,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-from tests.mutation.accepted import read_accepted
-from tests.mutation.mutants import Mutant, mutants_of
+from tests.mutation.mutants import Mutant, Seam, mutants_of, read_accepted, read_seams
 from tests.mutation.run import MIN_LIMIT_SECONDS, TIMES_BASELINE, Job, Outcome, run, run_baselines
-from tests.mutation.seams import Seam, read_seams
 from tests.mutation.targets import ROOT, TARGETS, Target
 
 BASELINE_SECONDS = 600.0
@@ -33,25 +31,17 @@ def main() -> int:
     parser.add_argument(
         "--all", metavar="PATH", help="every mutant of matching modules, in place of a sample"
     )
-    parser.add_argument("--name", metavar="TEXT", default="", help="those with this in their name alone")
     parser.add_argument("--seams", action="store_true", help="the faults between packages, of seams.toml")
-    parser.add_argument("--processes", type=int, default=2)
-    parser.add_argument("--list", action="store_true", help="print the sample; run nothing")
     options = parser.parse_args()
 
     targets = [each for each in TARGETS if not options.target or each.name in options.target]
     # As ctrl-C: the copies are deleted, and their processes end.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    everything = (
+    chosen = (
         [(Target("seams", (), seam.tests, 1, marks=""), seam) for seam in read_seams()]
         if options.seams
         else [(target, m) for target in targets for m in _sample(target, options.part, options.all)]
     )
-    chosen = [(target, mutant) for target, mutant in everything if options.name in mutant.name]
-    if options.list:
-        for _, mutant in chosen:
-            print(f"{mutant.path}  {mutant.name}")
-        return 0
     with tempfile.TemporaryDirectory(prefix="vipd-mutation-") as folder:
         limits = dict[Target, float]()
         baselines = [
@@ -64,7 +54,7 @@ def main() -> int:
                 return 2
             limits[job.target] = max(MIN_LIMIT_SECONDS, TIMES_BASELINE * job.seconds)
         jobs = [Job(target, mutant, limits[target]) for target, mutant in chosen]
-        return _report(jobs, options.processes, Path(folder, "tree"))
+        return _report(jobs, Path(folder, "tree"))
 
 
 def _sample(target: Target, part: int, everything: str | None) -> list[Mutant]:
@@ -75,11 +65,11 @@ def _sample(target: Target, part: int, everything: str | None) -> list[Mutant]:
     ]
 
 
-def _report(jobs: list[Job], processes: int, tree: Path) -> int:
+def _report(jobs: list[Job], tree: Path) -> int:
     accepted = read_accepted()
     counts = Counter[tuple[str, str]]()
     missed = 0
-    for number, job in enumerate(run(jobs, processes, tree), 1):
+    for number, job in enumerate(run(jobs, tree), 1):
         assert job.mutant
         said: str = job.outcome
         if job.outcome is Outcome.SURVIVED and job.mutant in accepted:

@@ -1,4 +1,4 @@
-"""Makes mutants of a module: each is its source with one small bug. Pure.
+"""Makes mutants of a module: each is its source with one small bug; and reads the lists beside this file.
 
 Sentences (strings with a space), annotations, decorators and docstrings are left alone: their wording is no
 behaviour.
@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 CONTEXT = 45
 """Characters of the statement that a name shows on each side of the change."""
@@ -55,8 +57,6 @@ _LEFT_ALONE = frozenset({"annotation", "returns", "decorator_list", "type_params
 
 @dataclass(frozen=True)
 class Mutant:
-    """One bug in one module."""
-
     path: str
     """From the root of the project."""
     name: str
@@ -75,8 +75,6 @@ class Mutant:
 
 @dataclass(frozen=True)
 class _Slot:
-    """A place in the tree that can hold another node."""
-
     parent: ast.AST
     field: str
     index: int | None
@@ -86,6 +84,35 @@ class _Slot:
             setattr(self.parent, self.field, node)
         else:
             getattr(self.parent, self.field)[self.index] = node
+
+
+@dataclass(frozen=True)
+class Seam:
+    """A fault between packages, which `seams.toml` lists."""
+
+    path: str
+    name: str
+    before: str
+    after: str
+    tests: tuple[str, ...]
+    """Arguments for pytest: who is to notice."""
+
+    def changed(self, source: str) -> str:
+        """The source with the fault. Raises ValueError unless it has the place once."""
+        if source.count(self.before) != 1:
+            raise ValueError(f"{self.path} has no longer one place for: {self.name}")
+        return source.replace(self.before, self.after)
+
+
+def read_seams() -> list[Seam]:
+    rows = tomllib.loads(Path(__file__).with_name("seams.toml").read_text())["seam"]
+    return [Seam(r["file"], r["fault"], r["before"], r["after"], tuple(r["tests"])) for r in rows]
+
+
+def read_accepted() -> dict[Mutant, str]:
+    """The survivors that are accepted, each with the reason."""
+    tables = tomllib.loads(Path(__file__).with_name("accepted.toml").read_text())
+    return {Mutant(path, name): reason for path, names in tables.items() for name, reason in names.items()}
 
 
 def mutants_of(path: str, source: str) -> list[Mutant]:
@@ -157,7 +184,6 @@ def _is_docstring(node: ast.AST) -> bool:
 
 
 def _alternatives(node: ast.AST) -> Iterator[ast.AST]:
-    """What may stand in a node's place."""
     match node:
         case ast.Constant():
             yield from _other_constants(node)

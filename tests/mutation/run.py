@@ -23,8 +23,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutation.mutants import Mutant
-from tests.mutation.seams import Seam
+from tests.mutation.mutants import Mutant, Seam
 from tests.mutation.targets import ROOT, Target
 
 LIBRARIES = ("aiohttp.web", "hypothesis", "prometheus_client", "pydantic_settings", "re2", "yaml")
@@ -43,8 +42,6 @@ _NOT_COPIED = shutil.ignore_patterns(".git", ".venv", "__pycache__", ".*_cache",
 
 
 class Outcome(StrEnum):
-    """What the tests say of a mutant."""
-
     CAUGHT = "caught"
     TIMED_OUT = "timed out"
     SURVIVED = "survived"
@@ -129,12 +126,11 @@ def run_baselines(jobs: Sequence[Job], tree: Path) -> Iterator[Job]:
     yield from _run(jobs, [_Copy(tree)])
 
 
-def run(jobs: Sequence[Job], processes: int, tree: Path) -> Iterator[Job]:
-    """Each job when it is done. `tree`: that of the baselines, which is copied for the other processes."""
-    trees = [tree, *(tree.with_name(f"{tree.name}-{number}") for number in range(1, processes))]
-    for other in trees[1:]:
-        shutil.copytree(tree, other)
-    yield from _run(jobs, [_Copy(each) for each in trees])
+def run(jobs: Sequence[Job], tree: Path) -> Iterator[Job]:
+    """Each job when it is done. `tree`: that of the baselines, which is copied for a second process."""
+    other = tree.with_name("other-tree")
+    shutil.copytree(tree, other)
+    yield from _run(jobs, [_Copy(tree), _Copy(other)])
 
 
 def _run(jobs: Sequence[Job], copies: Sequence[_Copy]) -> Iterator[Job]:
@@ -163,7 +159,6 @@ def _done(jobs: Sequence[Job], copies: Sequence[_Copy]) -> Iterator[Job]:
 
 
 def _run_tests(tree: Path, target: Target) -> None:
-    """In a process of its own."""
     os.setsid()
     if target.marks:  # daemons and etcd need more address space
         resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))

@@ -10,8 +10,6 @@ ROOT = Path(__file__).parents[2]
 
 @dataclass(frozen=True)
 class Target:
-    """Modules that the same tests cover."""
-
     name: str
     modules: tuple[str, ...]
     """Files and folders, from the root of the project."""
@@ -31,186 +29,135 @@ class Target:
         return [str(file.relative_to(ROOT)) for file in found]
 
 
-_DECLARATION = (
-    "tests/declaration/test_native.py",
-    "tests/declaration/test_kubernetes.py",
-    "tests/declaration/test_kubernetes_documents.py",
-    "tests/declaration/test_yaml.py",
-    "tests/declaration/test_values.py",
-    "tests/declaration/test_read_again.py",
-    "tests/declaration/test_conflicts.py",
-    "tests/declaration/test_dns_names.py",
-    "tests/declaration/test_operations.py",
-)
-_DATAPLANES = (
-    "tests/dataplane/test_one_of_each.py",
-    "tests/dataplane/test_programs.py",
-    "tests/observe/explain/test_golden.py",
-)
-
-
 def _in(folder: str, *names: str) -> tuple[str, ...]:
     return tuple(f"{folder}/{name}.py" for name in names)
+
+
+def _tests(names: str) -> tuple[str, ...]:
+    """Folders of tests and files, which are named without their ending."""
+    return tuple(f"tests/{name}{'.py' * ('test_' in name)}" for name in names.split())
 
 
 TARGETS = (
     Target(
         "model",
         _in("vipd/model", "service", "forwarding", "check", "limits", "formatting"),
-        (
-            "tests/model",
-            "tests/declaration/test_native.py",
-            "tests/declaration/test_dns_names.py",
-            "tests/declaration/test_operations.py",
-            "tests/declaration/test_yaml.py",
-            "tests/declaration/test_read_again.py",
-            "tests/limits/test_declarations.py",
-            "tests/dataplane/test_programs.py",
-            "tests/control/test_selection.py",
-            "tests/health/test_weights.py",
-            "tests/api/test_views.py",
-            "tests/cli/test_screens.py",
+        _tests(
+            "model declaration/test_native declaration/test_dns_names declaration/test_operations "
+            "declaration/test_yaml declaration/test_read_again limits/test_declarations "
+            "dataplane/test_programs control/test_selection health/test_weights api/test_views "
+            "cli/test_screens"
         ),
         one_in=12,
     ),
     Target(
         "limits of claims",
         _in("vipd/model", "claim_limits", "check_target"),
-        ("tests/model", "tests/control/test_claims.py", "tests/health/test_targets.py"),
+        _tests("model control/test_claims health/test_targets"),
         one_in=12,
     ),
     Target(
         "overrides",
         _in("vipd/model", "override", "backend_status", "text"),
-        (
-            "tests/model",
-            "tests/control/overrides/test_model.py",
-            "tests/control/test_overrides.py",
-            "tests/cli/test_hostile_text.py",
-        ),
+        _tests("model control/overrides/test_model control/test_overrides cli/test_hostile_text"),
         one_in=12,
     ),
     Target(
         "declaration",
         ("vipd/declaration",),
-        (
-            *_DECLARATION,
-            "tests/declaration/test_kubernetes_generated.py",
-            "tests/limits/test_declarations.py",
-            "tests/limits/test_others_json.py",
-            "tests/limits/test_etcd.py",
-            "tests/health/test_body_pattern.py",
-            "tests/cli/manual/test_sources.py",
-            "tests/control/test_containment.py",
-            "tests/dataplane/test_one_of_each.py",
+        _tests(
+            "declaration/test_native declaration/test_kubernetes declaration/test_kubernetes_documents "
+            "declaration/test_yaml declaration/test_values declaration/test_read_again "
+            "declaration/test_conflicts declaration/test_dns_names declaration/test_operations "
+            "declaration/test_kubernetes_generated limits/test_declarations limits/test_others_json "
+            "limits/test_etcd health/test_body_pattern cli/manual/test_sources "
+            "control/test_containment dataplane/test_one_of_each"
         ),
         one_in=50,
     ),
     Target(
         "selection",
         ("vipd/control/selection.py",),
-        (
-            "tests/control/test_selection.py",
-            "tests/control/overrides/test_model.py",
-            "tests/api/test_views.py",
-            "tests/control/test_steps.py",
-        ),
+        _tests("control/test_selection control/overrides/test_model api/test_views control/test_steps"),
         one_in=6,
     ),
     Target(
         "admission",
         _in("vipd/control", "address_policy", "claim_conflicts"),
-        (
-            "tests/control/test_claims.py",
-            "tests/control/test_registrations.py",
-            "tests/limits/test_together.py",
-            "tests/control/test_catalog.py",
-        ),
+        _tests("control/test_claims control/test_registrations limits/test_together control/test_catalog"),
         one_in=9,
     ),
     Target(
         "iptables",
         _in("vipd/dataplane/iptables", "compile", "service_chains", "base_chains", "dispatch"),
-        (
-            *_in("tests/dataplane/iptables", "test_dispatch", "test_rules"),
-            *_DATAPLANES,
-            "tests/observe/explain/test_explain.py",
-            "tests/observe/explain/test_dataplanes_agree.py",
+        _tests(
+            "dataplane/iptables/test_dispatch dataplane/iptables/test_rules dataplane/test_one_of_each "
+            "dataplane/test_programs observe/explain/test_golden observe/explain/test_explain "
+            "observe/explain/test_dataplanes_agree"
         ),
         one_in=12,
     ),
     Target(
         "iptables plan",
         ("vipd/dataplane/iptables/plan.py",),
-        (
-            "tests/dataplane/test_programs.py",
-            *_in("tests/dataplane/iptables", "test_failures", "test_growth", "test_walks", "test_ownership"),
+        _tests(
+            "dataplane/test_programs dataplane/iptables/test_failures dataplane/iptables/test_growth "
+            "dataplane/iptables/test_walks dataplane/iptables/test_ownership"
         ),
         one_in=12,
     ),
     Target(
         "nftables",
         _in("vipd/dataplane/nftables", "compile", "chains", "balance_chain", "base_chains", "plan"),
-        (
-            *_in("tests/dataplane/nftables", "test_shape", "test_slots"),
-            *_DATAPLANES,
-            "tests/observe/explain/test_explain.py",
-            "tests/observe/explain/test_dataplanes_agree.py",
+        _tests(
+            "dataplane/nftables/test_shape dataplane/nftables/test_slots dataplane/test_one_of_each "
+            "dataplane/test_programs observe/explain/test_golden observe/explain/test_explain "
+            "observe/explain/test_dataplanes_agree"
         ),
         one_in=12,
     ),
     Target(
         "maglev",
         ("vipd/dataplane/nftables/maglev.py",),
-        _in("tests/dataplane/nftables", "test_maglev", "test_slots", "test_shape"),
+        _tests("dataplane/nftables/test_maglev dataplane/nftables/test_slots dataplane/nftables/test_shape"),
         one_in=8,
     ),
     Target(
         "stale flows",
         ("vipd/dataplane/conntrack/stale.py",),
-        (
-            "tests/dataplane/conntrack/test_stale.py",
-            "tests/dataplane/conntrack/test_scheduler.py",
-        ),
+        _tests("dataplane/conntrack/test_stale dataplane/conntrack/test_scheduler"),
         one_in=2,
     ),
     Target(
         "health",
         ("vipd/health/weights.py", "vipd/health/state.py"),
-        (
-            "tests/health/test_weights.py",
-            "tests/health/test_state.py",
-            "tests/health/test_memory.py",
-            "tests/health/test_slow_start.py",
-        ),
+        _tests("health/test_weights health/test_state health/test_memory health/test_slow_start"),
         one_in=3,
     ),
     Target(
         "removal guard",
         ("vipd/sources/removal_guard.py",),
-        ("tests/sources/etcd/test_removal_guard.py", "tests/sources/etcd/test_removals.py"),
+        _tests("sources/etcd/test_removal_guard sources/etcd/test_removals"),
         one_in=1,
     ),
     Target(
         "permissions",
         ("vipd/api/peers.py",),
-        ("tests/api/test_peers.py", "tests/api/test_server.py"),
+        _tests("api/test_peers api/test_server"),
         one_in=3,
     ),
     Target(
         "least connections",
         _in("vipd/control", "connection_shares", "connection_balancer"),
-        _in("tests/control", "test_connection_shares", "test_connection_balancer"),
+        _tests("control/test_connection_shares control/test_connection_balancer"),
         one_in=4,
     ),
     Target(
         "names",
         (*_in("vipd/resolver", "answers", "backends", "saved_answers"), "vipd/control/named_backends.py"),
-        (
-            "tests/resolver/test_answers.py",
-            "tests/control/test_named_backends.py",
-            "tests/resolver/test_resolver.py",
-            "tests/declaration/test_dns_names.py",
+        _tests(
+            "resolver/test_answers control/test_named_backends resolver/test_resolver "
+            "declaration/test_dns_names"
         ),
         one_in=6,
     ),
@@ -221,28 +168,22 @@ TARGETS = (
             "vipd/dataplane/iptables/limit_chain.py",
             "vipd/dataplane/nftables/limit_chain.py",
         ),
-        (
-            "tests/model/test_flow_limits.py",
-            "tests/dataplane/test_one_of_each.py",
-            "tests/dataplane/iptables/test_rules.py",
-            "tests/dataplane/nftables/test_shape.py",
-            "tests/declaration/test_limits.py",
+        _tests(
+            "model/test_flow_limits dataplane/test_one_of_each dataplane/iptables/test_rules "
+            "dataplane/nftables/test_shape declaration/test_limits"
         ),
         one_in=4,
     ),
     Target(
         "announced addresses",
         ("vipd/control/announcements.py", "vipd/model/maintenance.py"),
-        ("tests/model/test_maintenance.py", "tests/control/test_announcements.py"),
+        _tests("model/test_maintenance control/test_announcements"),
         one_in=6,
     ),
     Target(
         "questions to explain",
         _in("vipd/observe/explain", "query", "rule_words"),
-        (
-            "tests/observe/explain/test_explain.py",
-            "tests/observe/explain/test_api.py",
-        ),
+        _tests("observe/explain/test_explain observe/explain/test_api"),
         one_in=6,
     ),
 )

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.mutation.accepted import read_accepted
-from tests.mutation.mutants import mutants_of, mutate
-from tests.mutation.seams import read_seams
+from tests.mutation.mutants import mutants_of, mutate, read_accepted, read_seams
 from tests.mutation.targets import ROOT, TARGETS
 
 

@@ -24,7 +24,6 @@ class Machine:
         self._root, self._name = root, f"{lab.host.namespace}-{release}"
 
     def leader(self) -> int:
-        """The pid of its process 1, seen from here."""
         return int(self._script("leader").stdout)
 
     @property

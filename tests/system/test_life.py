@@ -189,7 +189,6 @@ def test_no_connection_fails_over_restart_crash_and_upgrade(
 
 
 def repacked(package: Path, directory: Path) -> Path:
-    """The same package under a higher version."""
     tree = directory / "tree"
     run = subprocess.run
     run(["dpkg-deb", "--raw-extract", str(package), str(tree)], check=True, timeout=60)
@@ -202,10 +201,7 @@ def repacked(package: Path, directory: Path) -> Path:
 
 
 def test_reload_takes_good_files_and_refuses_bad_ones(machine: Machine) -> None:
-    machine.write(
-        "/etc/vipd/services.d/more.yaml",
-        f"apiVersion: vipd/v1\nservices: [{MORE}]\n",
-    )
+    machine.write("/etc/vipd/services.d/more.yaml", f"apiVersion: vipd/v1\nservices: [{MORE}]\n")
     machine.run("systemctl", "reload", "vipd")
     assert "more" in machine.said("vipctl", "list")
     machine.write(

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from tests.faults.dataplanes import EQUIPMENTS, Equipment
-from tests.faults.equipment import GONE, Api
+from tests.faults.equipment import GONE
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.torture.model import BACKENDS, SERVED_PORT, DeclaredService, File, Model, place
@@ -66,11 +66,7 @@ class Torture:
 
     def ask(self, method: str, path: str, body: object = None, *, may_fail: bool = False) -> Any:
         """Send a request to the API; returns its answer."""
-        api = Api(self.daemon)
-        try:
-            status, answer = api.ask(method, path, body)
-        finally:
-            api.close()
+        status, answer = self.daemon.ask(method, path, body)
         assert status == 200 or may_fail, f"{method} {path} {body}: {status} {answer}"
         return answer
 
@@ -257,18 +253,16 @@ class Torture:
         """A crash during a change: afterwards the change is stored wholly or not at all."""
         method, path, body, after = self._change(self.random.choice(STORED))
         answered: list[int] = []
-        api = Api(self.daemon)
 
         def change() -> None:
             with contextlib.suppress(*GONE):
-                answered.append(api.ask(method, path, body)[0])
+                answered.append(self.daemon.ask(method, path, body)[0])
 
         changing = threading.Thread(target=change)
         changing.start()
         time.sleep(self.random.uniform(0, LONGEST_CHANGE))
         self.daemon.kill()
         changing.join(60)
-        api.close()
         self.daemon.start()
         self.done["kills"] += 1
         name = path.split("/")[1] if after is None else after.name

@@ -32,7 +32,6 @@ async def ask(address: str, port: int) -> float | None:
 
 
 async def come(address: str, port: int, rate: float, seconds: float, skipped: float, seed: int) -> None:
-    """All clients."""
     dice, began = random.Random(seed), time.monotonic()
     asked: list[tuple[float, asyncio.Task[float | None]]] = []
     at = 0.0

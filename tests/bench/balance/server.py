@@ -18,8 +18,6 @@ import time
 
 
 class Gauge:
-    """The number of open connections over time."""
-
     def __init__(self) -> None:
         self.now, self.most, self._area = 0, 0, 0.0
         self._began = self._last = 0.0

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from tests.bench.extent import SMOKE, Extent
 from tests.bench.path.proxies import run_haproxy
 from tests.bench.progress import say
-from tests.bench.results import Measurement
+from tests.bench.record import Measurement
 from tests.lab.daemon import Daemon
 from tests.lab.flow import finish, read_line
 from tests.lab.topology import Lab, Wiring

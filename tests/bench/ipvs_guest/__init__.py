@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.bench.extent import SMOKE, Extent
 from tests.bench.path.programs import Programs
 from tests.bench.progress import say
-from tests.bench.results import Measurement
+from tests.bench.record import Measurement
 
 KERNEL = "debian13"
 KERNELS = Path(__file__).parents[2] / "kernels"

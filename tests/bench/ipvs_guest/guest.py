@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from tests.bench.comparators import IPVS as IPVSADM
@@ -20,7 +20,7 @@ from tests.bench.path.probes import Length, Probes
 from tests.bench.path.programs import Programs
 from tests.bench.path.rules import load_ipvs
 from tests.bench.programming import Collected, outcome_of
-from tests.bench.results import Measurement
+from tests.bench.record import Measurement
 from tests.bench.trials.trial import Trial
 from tests.lab.node import Node
 
@@ -55,7 +55,6 @@ PROGRAMMED = {
 
 
 def rows() -> Iterator[Measurement]:
-    """Every row, again and longer after each round."""
     with contextlib.ExitStack() as stack:
         programs = Programs(Path("/usr/sbin"))
         direct = arrange(DIRECT, None, programs, stack)
@@ -80,7 +79,7 @@ def main() -> None:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True, timeout=60)
     kernel = f"Linux {os.uname().release}"
     for row in rows():
-        view = replace(row, group=GROUP, note="; ".join(filter(None, (kernel, row.note)))).view()
+        view = asdict(replace(row, group=GROUP, note="; ".join(filter(None, (kernel, row.note)))))
         print(f"VIPD measured {json.dumps(view)}", flush=True)
     print("VIPD done all rounds", flush=True)
 

@@ -13,10 +13,10 @@ from tests.bench.path.programs import CpuClock, Programs, pids_of
 from tests.bench.path.proxies import start_haproxy, start_nginx
 from tests.bench.path.rules import BACKENDS, load_iptables, load_kube_proxy_nft, load_nftables, vip
 from tests.lab.node import Node
-from tests.lab.topology import CLIENT_SOURCES, Lab, Wiring, ip
+from tests.lab.topology import Lab, Wiring, ip
 from tests.lab.waiting import wait_until
 
-Install = Callable[[Node, int, Path], None]
+Install = Callable[[Node, int, Path], object]
 """Makes a subject work in the host's namespace, with so many services, by files in that directory."""
 
 TUNING = {
@@ -37,7 +37,7 @@ RESET_FLOW_SECONDS, FEW_FLOWS = 11.0, 100
 KEPT_AT = 1_000
 """Services beside which kept connections are measured: no rule is asked about their packets."""
 
-FIRST_VIP, NO_VIP = ", first VIP", ", no VIP"
+NO_VIP = ", no VIP"
 
 TRACKING_RULE = """table ip tracked {
     chain forward { type filter hook forward priority 0; policy accept; ct state invalid counter; }
@@ -54,8 +54,6 @@ ONE_RULE = f"""table ip one {{
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """Something that brings connections to a backend."""
-
     name: str
     install: Install | None
     by_kernel: bool = True
@@ -87,7 +85,7 @@ class Arrangement:
         if self.services is None:
             return {"": vip(0)}
         beside = {NO_VIP: direct} if self.subject.by_kernel else {}
-        return {"": vip(self.services - 1), FIRST_VIP: vip(0), **beside}
+        return {"": vip(self.services - 1), **beside}
 
     @property
     def target(self) -> str:
@@ -108,28 +106,15 @@ class Arrangement:
 
 
 def _nft(text: str) -> Install:
-    def install(host: Node, services: int, directory: Path) -> None:
-        host.run("nft", "-f", "-", text=text)
-
-    return install
+    return lambda host, services, directory: host.run("nft", "-f", "-", text=text)
 
 
 def _iptables(variant: str, compat: str) -> Install:
-    def install(host: Node, services: int, directory: Path) -> None:
-        load_iptables(host, services, variant, compat)
-
-    return install
+    return lambda host, services, directory: load_iptables(host, services, variant, compat)
 
 
 def _nftables(masquerade: str) -> Install:
-    def install(host: Node, services: int, directory: Path) -> None:
-        load_nftables(host, services, masquerade)
-
-    return install
-
-
-def _kube_proxy_nft(host: Node, services: int, directory: Path) -> None:
-    load_kube_proxy_nft(host, services)
+    return lambda host, services, directory: load_nftables(host, services, masquerade)
 
 
 DIRECT = Subject("direct", None, scales=False, has_vip=False)
@@ -143,7 +128,7 @@ SUBJECTS = (
     Subject("vipd iptables grouped (legacy)", _iptables("legacy", "none")),
     Subject("vipd iptables flat (nft)", _iptables("nft", "kube-proxy")),
     Subject("vipd iptables flat (legacy)", _iptables("legacy", "kube-proxy")),
-    Subject("kube-proxy's nftables table", _kube_proxy_nft),
+    Subject("kube-proxy's nftables table", lambda host, services, _: load_kube_proxy_nft(host, services)),
     Subject("haproxy", start_haproxy, by_kernel=False, udp=False),
     Subject("nginx stream", start_nginx, by_kernel=False),
 )
@@ -184,6 +169,3 @@ def arrangements(sizes: tuple[int, ...]) -> Iterator[tuple[Subject, int | None]]
 def delivered(arrangement: Arrangement) -> int:
     counter = "/sys/class/net/eth0/statistics/rx_packets"
     return int(arrangement.lab.backends[0].run("cat", counter).stdout)
-
-
-FLOOD_SOURCES = CLIENT_SOURCES

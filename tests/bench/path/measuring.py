@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import NamedTuple
 
-from tests.bench.path.arrangements import DIRECT, KEPT_AT, TRACKED, Arrangement, arrange, arrangements
+from tests.bench.path.arrangements import DIRECT, KEPT_AT, Arrangement, arrange, arrangements
 from tests.bench.path.probes import (
     CONNECTIONS,
     MICRO,
@@ -24,7 +24,7 @@ from tests.bench.path.probes import (
 )
 from tests.bench.path.programs import Programs
 from tests.bench.progress import say
-from tests.bench.results import Measurement
+from tests.bench.record import Measurement
 
 GROUP = "path"
 SIZES = {True: (10, 1_000), False: (10, 1_000, 10_000)}
@@ -32,10 +32,6 @@ LENGTHS = {
     True: Length(rounds=2, seconds=0.3, kept_rounds=1, new_flows=16_000),
     False: Length(rounds=3, seconds=0.6, kept_rounds=2, new_flows=48_000),
 }
-OF_DIRECT, OF_TRACKED = ", part of direct", ", part of tracked"
-"""The ends of rows that say how a figure stands to a path without vipd. The second is a host that tracks
-connections anyway, for a firewall or a masquerade of its own."""
-
 
 NEW_FLOWS = (CONNECTIONS, PER_CONNECTION, PER_FIRST_PACKET)
 NEW_FLOWS_UNITS = (RATE, MICRO, MICRO)
@@ -59,13 +55,8 @@ class _New(NamedTuple):
     """Microseconds of CPU for each; None where no packet is forwarded."""
 
 
-_Parts = dict[str, float]
-"""What was measured, and how it stands to the direct path of the same moment."""
-
-
 class Measuring:
     def __init__(self, direct: Arrangement, others: list[Arrangement], probes: Probes) -> None:
-        """`others` begins with the tracked one, to which the rest is compared."""
         self._direct, self._others, self._probes = direct, others, probes
         self._values: dict[_Row, list[float]] = defaultdict(list)
         self._failures: dict[tuple[str, int | None], list[str]] = defaultdict(list)
@@ -80,13 +71,10 @@ class Measuring:
         """Every arrangement once, the direct path before and after each."""
         self._read(self._direct, self._probes.latency)
         before = self._new_flows(self._direct)
-        tracked: _Parts = {}
         for at in self._others:
             found, after = self._new_flows(at), self._new_flows(self._direct)
             for target, new in found.items():
-                parts = _parts_of_direct(new, [*before.values(), *after.values()])
-                tracked = parts if at.subject is TRACKED else tracked
-                self._compare(at, target, parts, tracked)
+                self._compare(at, target, new, [*before.values(), *after.values()])
             before = after
             self._read(at, self._probes.latency)
         for at in (self._direct, *self._others) if with_kept else ():
@@ -99,7 +87,6 @@ class Measuring:
             yield Measurement(GROUP, row.what, row.subject, row.services, row.unit, tuple(values), note)
 
     def _new_flows(self, at: Arrangement) -> dict[str, _New]:
-        """What was found for each target; one that failed is left out."""
         found = {}
         for target, address in at.targets.items():
             with self._noting_failure(at):
@@ -117,12 +104,14 @@ class Measuring:
             for reading in probe(at):
                 self._note(at, reading)
 
-    def _compare(self, at: Arrangement, target: str, parts: _Parts, tracked: _Parts) -> None:
-        for figure, part in parts.items():
-            what = figure.removesuffix(" per second")
-            self._note(at, Reading(f"{what}{target}{OF_DIRECT}", RATIO, part))
-            if at.subject is not TRACKED and figure in tracked:
-                self._note(at, Reading(f"{what}{target}{OF_TRACKED}", RATIO, part / tracked[figure]))
+    def _compare(self, at: Arrangement, target: str, new: _New, direct: list[_New]) -> None:
+        """Each figure beside the mean of the direct path's just before and after."""
+        beside = zip(NEW_FLOWS, new, zip(*direct, strict=True), strict=bool(direct))
+        for figure, value, figures in beside:
+            if value is not None:
+                what = f"{figure.removesuffix(' per second')}{target}, part of direct"
+                part = value / mean([each for each in figures if each is not None])
+                self._note(at, Reading(what, RATIO, part))
 
     def _note(self, at: Arrangement, reading: Reading) -> None:
         row = _Row(reading.what, at.subject.name, at.services, reading.unit)
@@ -136,16 +125,6 @@ class Measuring:
         except AssertionError as error:
             self._failures[at.subject.name, at.services].append(f"in some round: {error}")
             say(f"path: {at.subject.name}, {at.services} services: {error}")
-
-
-def _parts_of_direct(new: _New, direct: list[_New]) -> _Parts:
-    """Each figure beside the mean of the direct path's just before and after."""
-    beside = zip(NEW_FLOWS, new, zip(*direct, strict=True), strict=bool(direct))
-    return {
-        what: value / mean([figure for figure in figures if figure is not None])
-        for what, value, figures in beside
-        if value is not None
-    }
 
 
 def measure(quick: bool) -> Iterator[Measurement]:

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from tests.bench.path.arrangements import FLOOD_SOURCES, Arrangement, delivered
+from tests.bench.path.arrangements import Arrangement, delivered
 from tests.bench.path.programs import MICROSECONDS, PORTS, Outcome, Programs, softirq_seconds, throughput
+from tests.lab.topology import CLIENT_SOURCES
 
 CONNECTIONS = "connections per second"
 PER_FIRST_PACKET = "CPU per first packet"
@@ -46,7 +47,6 @@ class Probes:
         at.forget_flows()
 
     def connections(self, at: Arrangement, target: str) -> tuple[float, float]:
-        """New connections per second, and microseconds of CPU for each."""
         before, outcomes = at.clock.seconds(), []
         for _ in range(TRIES):
             seconds = self._length.seconds / TRIES
@@ -61,19 +61,15 @@ class Probes:
         seconds = self._length.seconds / 2
         outcome = self._programs.load(at.lab.client, "connect", at.target, PORTS.closing, seconds, alone=True)
         at.forget_flows()
-        yield Reading("connect latency, p50", MICRO, outcome.connect_p50)
-        yield Reading("connect latency, p99", MICRO, outcome.connect_p99)
         yield Reading("connect to answer, p50", MICRO, outcome.answer_p50)
-        yield Reading("connect to answer, p99", MICRO, outcome.answer_p99)
 
     def first_packet(self, at: Arrangement, target: str) -> float:
         """Microseconds of CPU for a datagram through the host when each begins a flow."""
-        rate = self._flood(at, target, self._length.new_flows, self._length.new_flows // len(FLOOD_SOURCES))
+        rate = self._flood(at, target, self._length.new_flows, self._length.new_flows // len(CLIENT_SOURCES))
         at.forget_flows()
         return MICROSECONDS / rate
 
     def kept(self, at: Arrangement) -> Iterator[Reading]:
-        """Requests on kept connections, one TCP stream, datagrams of kept flows."""
         before = at.clock.seconds()
         requests = self._load(at, "request", at.target, PORTS.echo)
         cpu = at.clock.seconds() - before + requests.cpu
@@ -87,7 +83,7 @@ class Probes:
                 "UDP answers per second", RATE, self._load(at, "datagram", at.target, PORTS.udp_echo).rate
             )
         if at.subject.by_kernel:
-            flows = KEPT_FLOWS // len(FLOOD_SOURCES)
+            flows = KEPT_FLOWS // len(CLIENT_SOURCES)
             yield Reading(
                 "UDP packets per CPU second", RATE, self._flood(at, at.target, KEPT_DATAGRAMS, flows)
             )
@@ -99,6 +95,8 @@ class Probes:
     def _flood(self, at: Arrangement, target: str, datagrams: int, flows: int) -> float:
         """How many arrive for a second of CPU: the sender does all the work, up to the backend's socket."""
         arrived, before = delivered(at), softirq_seconds()
-        outcome = self._programs.flood(at.lab.client, target, PORTS.udp_sink, datagrams, FLOOD_SOURCES, flows)
+        outcome = self._programs.flood(
+            at.lab.client, target, PORTS.udp_sink, datagrams, CLIENT_SOURCES, flows
+        )
         cpu = outcome.cpu + softirq_seconds() - before
         return (delivered(at) - arrived) / cpu

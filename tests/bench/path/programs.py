@@ -52,10 +52,7 @@ class Outcome:
     failed: int
     seconds: float
     cpu: float
-    connect_p50: float
-    connect_p99: float
     answer_p50: float
-    answer_p99: float
 
     @property
     def rate(self) -> float:
@@ -126,7 +123,6 @@ class CpuClock:
 
 
 def pids_of(*nodes: Node) -> tuple[int, ...]:
-    """Every process in these namespaces."""
     return tuple(int(pid) for n in nodes for pid in _ip_netns_pids(n).split())
 
 

@@ -21,7 +21,6 @@ TITLE = "vipd: the first minute"
 
 
 def drawings(recording: Recording) -> dict[Path, str]:
-    """Every picture and its text."""
     return {
         PICTURES / "packet-path.svg": packet_path.draw(),
         PICTURES / "first-minute.svg": terminal.draw(recording, TITLE),
@@ -29,7 +28,6 @@ def drawings(recording: Recording) -> dict[Path, str]:
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Record if asked to, and draw."""
     parser = argparse.ArgumentParser(
         prog="python -m tests.docs.pictures", description=__doc__.splitlines()[0]
     )

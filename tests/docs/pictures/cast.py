@@ -39,11 +39,9 @@ class Recording:
 
     @property
     def text(self) -> str:
-        """Everything shown, without colours."""
         return "".join(f"{row.text.rstrip()}\n" for row in rows(self))
 
     def write(self) -> str:
-        """The recording as the text of a file."""
         head = {
             "version": VERSION,
             "width": self.width,
@@ -83,14 +81,11 @@ class Cell:
 
 @dataclass(slots=True)
 class Row:
-    """A line of the terminal, which begins to exist at a moment."""
-
     at: float
     cells: list[Cell] = field(default_factory=list)
 
     @property
     def text(self) -> str:
-        """Its characters."""
         return "".join(cell.character for cell in self.cells)
 
     @property

@@ -43,7 +43,6 @@ marker path.quiet { fill: var(--quiet); stroke: none }
 
 
 def draw() -> str:
-    """The picture."""
     ground = element("rect", width=SIZE[0], height=SIZE[1], rx=8, class_="ground")
     heads = map(_arrow_head, ("there", "back", "quiet"))
     return picture(SIZE, TITLE, THEME, STYLE, [*heads, ground, *_machines(), *_host(), *_arrows()])

@@ -34,8 +34,6 @@ COUNTED = "for i in $(seq 90); do curl -s 10.96.0.10; done | sort | uniq -c"
 
 @dataclass(frozen=True, slots=True)
 class Typed:
-    """A command on a machine."""
-
     machine: str
     command: str
     root: bool = True
@@ -44,7 +42,6 @@ class Typed:
 
     @property
     def prompt(self) -> str:
-        """What stands before it."""
         return f"{self.machine}{'#' if self.root else '$'} "
 
 
@@ -102,15 +99,12 @@ class _Recorder:
             os.close(self._listening)
 
     def show(self, text: str) -> None:
-        """Text appears now."""
         self.outputs.append(Output(time.monotonic() - self._start, text))
 
     def prompt(self, step: Typed) -> None:
-        """The shell waits for a command."""
         self.show(f"\x1b[36m{step.prompt}\x1b[0m")
 
     def perform(self, step: Typed) -> None:
-        """Type a command, run it, and show what it prints."""
         self.prompt(step)
         time.sleep(BEFORE_ENTER)
         for number, line in enumerate(step.command.split("\n")):

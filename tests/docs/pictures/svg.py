@@ -25,7 +25,6 @@ def element(name: str, *content: str, **attributes: float | str) -> str:
 
 
 def text(said: str, **attributes: float | str) -> str:
-    """A text element."""
     return element("text", escape(said), **attributes)
 
 

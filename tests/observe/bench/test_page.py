@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 
 from tests.bench.comparison import COMPARISONS, NO_BREAK, SIZES, compared
-from tests.bench.record import Record
-from tests.bench.report import PAGE, README, RESULTS, TABLES, filled, main, names_in
-from tests.bench.results import Measurement
+from tests.bench.record import Measurement, Record
+from tests.bench.report import PAGE, README, RESULTS, TABLES, filled, names_in
 from tests.bench.tables import brief, figures, number, pivot
 
 MACHINE = {"kernel": "6.1", "programs": {}}
@@ -67,17 +66,6 @@ def test_every_picture_of_the_page_is_there() -> None:
         part.partition(")")[0] for part in page.split("](")[1:] if part.partition(")")[0].endswith(".svg")
     }
     assert shown == drawn
-
-
-def test_a_stale_page_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text("<!-- table: full-load -->\nold\n<!-- end -->\n")
-    monkeypatch.setattr("tests.bench.report.PAGE", page)
-    monkeypatch.setattr("tests.bench.report.README", page)
-    with pytest.raises(SystemExit) as ended:
-        main(["--check"])
-    assert "stale" in str(ended.value.code)
-    assert "old" in page.read_text()
 
 
 def row(what: str, *values: float, services: int | None = 10, note: str = "") -> Measurement:

@@ -384,7 +384,7 @@ def test_rules_that_the_kernel_does_not_take(patient: Patient) -> None:
 
 
 def test_a_daemon_that_cannot_write(patient: Patient) -> None:
-    with patient.tools.broken():
+    with patient.tools.being("broken"):
         patient.daemon.write("", "empty.yaml")
         patient.shell("iptables -t nat -F VIPD-SERVICES")
         patient.reload()

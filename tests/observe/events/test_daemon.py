@@ -169,7 +169,7 @@ def test_quarantine_begins_and_ends(story: Story) -> None:
 
 
 def test_a_write_that_fails_and_the_one_that_works_again(story: Story) -> None:
-    with story.tools.broken():
+    with story.tools.being("broken"):
         _, failed = story.makes(story.file("bad.yaml").unlink, "service-removed", "apply-failed")
         assert (failed["cause"], failed["level"]) == ("kernel", "error")
         assert "broken by the test" in failed["reason"]

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests.faults.equipment import Api
 from tests.lab.daemon import Daemon
 from tests.lab.inside import DATAPLANES
 from tests.lab.steady_client import steady_client
@@ -48,17 +47,15 @@ def daemon(lab: Lab, request: pytest.FixtureRequest) -> Iterator[Daemon]:
 
 def change(daemon: Daemon, numbers: range) -> int:
     """Change the service once for each number; how many changes the kernel has taken."""
-    api, seen, before = Api(daemon), 0, daemon.status()["applies"]
-    try:
-        for number in numbers:
-            status, outcome = api.ask("PATCH", "services/changing", {"service": FORMS[number % len(FORMS)]})
-            assert (status, outcome.get("applied")) == (200, True), outcome
-            if number % LOOK_EVERY == 0:
-                now = new_flows(daemon, "changing")
-                assert now >= seen, "a number has fallen"
-                seen = now
-    finally:
-        api.close()
+    seen, before = 0, daemon.status()["applies"]
+    for number in numbers:
+        form = {"service": FORMS[number % len(FORMS)]}
+        status, outcome = daemon.ask("PATCH", "services/changing", form)
+        assert (status, outcome.get("applied")) == (200, True), outcome
+        if number % LOOK_EVERY == 0:
+            now = new_flows(daemon, "changing")
+            assert now >= seen, "a number has fallen"
+            seen = now
     return int(daemon.status()["applies"] - before)
 
 
