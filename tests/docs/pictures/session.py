@@ -125,7 +125,7 @@ class _Recorder:
             stdin=subprocess.DEVNULL,
             stdout=self._printing,
             stderr=self._printing,
-            env={**os.environ, "TERM": "xterm-256color"},
+            env={**os.environ, "TERM": "xterm-256color", "COLUMNS": str(WIDTH)},
             process_group=0,
         )
         try:
