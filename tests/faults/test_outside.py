@@ -152,15 +152,16 @@ def daemon(lab: Lab, equipment: Equipment, etcd: Process) -> Iterator[Supervised
     made.host = lab.host.with_environment(NOTIFY_SOCKET=str(made.directory / "notify"))
     manager = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     manager.bind(str(made.directory / "notify"))
-    threading.Thread(
-        target=lambda: [None for _ in iter(lambda: manager.recv(4096), b"")], daemon=True
-    ).start()
+    reading = threading.Thread(target=lambda: [None for _ in iter(lambda: manager.recv(4096), b"")])
+    reading.start()
     with made as running:
         running.touch()
         running.puts(1)
         running.wait_until(lambda: running.endpoints("followed"), ["10.244.9.1:80"])
         running.wait_in_sync()
         yield running
+    manager.shutdown(socket.SHUT_RD)  # what it reads then is empty
+    reading.join()
     manager.close()
 
 

