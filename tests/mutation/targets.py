@@ -137,7 +137,7 @@ TARGETS = (
     Target(
         "removal guard",
         ("vipd/sources/removal_guard.py",),
-        _tests("sources/etcd/test_removal_guard sources/etcd/test_removals"),
+        _tests("sources/etcd/test_removal_guard"),
         one_in=1,
     ),
     Target(
