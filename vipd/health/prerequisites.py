@@ -58,8 +58,10 @@ class Prerequisites:
         return {check: self._answer(check) for check in checks}
 
     def _ask(self, check: Check) -> Answer:
-        answer = self._open[check] = asyncio.get_running_loop().create_future()
+        """Raises RuntimeError if no thread can be started; then it is asked again later."""
+        answer = asyncio.get_running_loop().create_future()
         self._threads.submit(partial(self._work, check, answer))
+        self._open[check] = answer
         return answer
 
     def _answer(self, check: Check) -> Problems:
