@@ -35,7 +35,8 @@ from tests.lab.simulated_time import simulate
 from vipd.cli.main import run
 from vipd.declaration import problems
 from vipd.declaration.conversion.formats import KUBERNETES, convert_text, format_of
-from vipd.declaration.native import format_declaration, parse_declaration
+from vipd.declaration.reader import parse_declaration
+from vipd.declaration.writer import format_declaration
 from vipd.host.facts import HostFacts
 from vipd.host.process import ProgramResult as ProgramResult
 from vipd.host.process import Runner as Runner

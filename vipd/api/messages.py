@@ -11,9 +11,9 @@ from aiohttp.typedefs import Handler
 
 from vipd.api.request_bodies import body_of, refuse_unknown_members
 from vipd.declaration.bounded_json import Json
-from vipd.declaration.fields import did_you_mean
 from vipd.declaration.operations import RefusedError
 from vipd.declaration.syntax import InvalidTextError, parse_frontend
+from vipd.declaration.values import did_you_mean
 from vipd.host.batches import in_slices
 from vipd.sources.confirmation import MAX_SECONDS
 

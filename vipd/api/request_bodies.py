@@ -11,9 +11,9 @@ from typing import TypeVar
 from aiohttp import web
 
 from vipd.declaration.bounded_json import Json, read_json
-from vipd.declaration.fields import did_you_mean
 from vipd.declaration.operations import RefusedError
 from vipd.declaration.syntax import quoted
+from vipd.declaration.values import did_you_mean
 from vipd.host.gc_control import gc_paused
 
 T = TypeVar("T")

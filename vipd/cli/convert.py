@@ -14,9 +14,10 @@ from vipd.cli.inputs import Inputs, problem_count, read_inputs
 from vipd.cli.output import document, output_option, prose, screen
 from vipd.declaration.conflicts import find_conflicts
 from vipd.declaration.conversion.formats import FORMATS, KUBERNETES, convert_text, format_of
-from vipd.declaration.native import format_declaration, parse_declaration, service_to_spec
 from vipd.declaration.problems import Declaration, Note, Problem
+from vipd.declaration.reader import parse_declaration
 from vipd.declaration.syntax import InvalidTextError, parse_address
+from vipd.declaration.writer import format_declaration, service_to_spec
 from vipd.model.service import family_of
 
 

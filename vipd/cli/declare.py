@@ -13,7 +13,8 @@ from vipd.cli.difference import print_difference, print_painted
 from vipd.cli.errors import FAILED, OK, USAGE, CliError
 from vipd.cli.inputs import read_inputs
 from vipd.cli.output import document, output_option, socket_option, store_option
-from vipd.declaration.native import parse_service, service_to_spec
+from vipd.declaration.reader import parse_service
+from vipd.declaration.writer import service_to_spec
 from vipd.model.service import Origin, Service
 from vipd.observe.api_client import Json
 

@@ -9,8 +9,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from difflib import ndiff
 
 from vipd.cli.output import Screen, screen
-from vipd.declaration.native import parse_service
 from vipd.declaration.operations import spec_of
+from vipd.declaration.reader import parse_service
 from vipd.declaration.yaml_text import dump_yaml
 from vipd.model.service import Origin, Service
 from vipd.observe.api_client import Json

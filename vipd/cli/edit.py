@@ -24,9 +24,10 @@ from vipd.cli.connection import Daemon, connect
 from vipd.cli.difference import print_difference, service_of
 from vipd.cli.errors import INTERRUPTED, CliError
 from vipd.cli.output import document
-from vipd.declaration.native import format_declaration, parse_declaration
 from vipd.declaration.operations import spec_of
 from vipd.declaration.problems import Problem, unreadable_problem
+from vipd.declaration.reader import parse_declaration
+from vipd.declaration.writer import format_declaration
 from vipd.model.formatting import counted
 from vipd.model.limits import FILE_BYTES
 from vipd.model.service import Service

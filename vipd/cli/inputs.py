@@ -12,8 +12,8 @@ from typing import BinaryIO, NamedTuple
 
 from vipd.cli.errors import FAILED, CliError
 from vipd.declaration.conflicts import claim_problem, conflicts_of, find_conflicts
-from vipd.declaration.native import parse_declaration
 from vipd.declaration.problems import Declaration, Note, Problem, printable, unreadable_problem
+from vipd.declaration.reader import parse_declaration
 from vipd.host.followed_links import read_followed
 from vipd.model.formatting import counted
 from vipd.model.limits import FILE_BYTES

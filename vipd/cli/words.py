@@ -266,13 +266,12 @@ def _mapping(word: str) -> Json | None:
     if not word.startswith("{"):
         return None
     # Imported here because few command lines need YAML, which costs as much as click.
-    from vipd.declaration.nodes import tree_to_json
-    from vipd.declaration.yaml_tree import read_tree
+    from vipd.declaration.yaml_text import read_values
 
-    tree = read_tree(word, "")
-    found = tree_to_json(tree.documents[0]) if len(tree.documents) == 1 and not tree.problems else None
+    yaml = read_values(word)
+    found = yaml.documents[0] if len(yaml.documents) == 1 and not yaml.faults else None
     if not isinstance(found, dict) or not found:
-        why = "; ".join(f"{problem.what}; {problem.hint}".rstrip("; ") for problem in tree.problems[:1])
+        why = "; ".join(f"{fault.what}; {fault.hint}".rstrip("; ") for fault in yaml.faults[:1])
         hint = "write it as in a file, in quotes: '{address: 10.244.0.5, zone: east}'"
         raise CliError(f"{word} is no mapping", why, hint, code=USAGE)
     return found

@@ -11,7 +11,7 @@ from vipd.control.backend_status_tracker import BackendStatusTracker
 from vipd.control.programming import Forwardings, ServiceQuarantine
 from vipd.control.selection import SelectionPolicy, select_backends
 from vipd.control.snapshot import Snapshot
-from vipd.declaration.service_size import service_network_count
+from vipd.declaration.rules import network_count
 from vipd.host.batches import in_batches
 from vipd.model.backend_status import BackendStatuses
 from vipd.model.forwarding import Forwarding, ForwardingKey
@@ -124,7 +124,10 @@ class Selector:
             service = self._snapshot.service(name)
         except Exception:
             return False
-        return service is not None and declared_size(service) + service_network_count(service) > LARGE
+        if service is None:
+            return False
+        networks = network_count(service.external_addresses, service.allow_from, len(service.addresses))
+        return declared_size(service) + networks > LARGE
 
     async def _select_in_thread(self, name: str, changes: Changes) -> ServiceForwardings | None:
         """The forwardings of a large service, selected in a thread. None after an exception: `_select_one`

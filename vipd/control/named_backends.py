@@ -16,7 +16,7 @@ from typing import NamedTuple
 from vipd.control.address_policy import AddressPolicy
 from vipd.control.registrations import backend_room
 from vipd.declaration.problems import Problem
-from vipd.declaration.service_rules import resolved_address_fault
+from vipd.declaration.syntax import resolved_address_fault
 from vipd.model import limits
 from vipd.model.claim_limits import SOURCES
 from vipd.model.service import Backend, Frontend, NamedBackend, Service, family_of

@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from ipaddress import AddressValueError, IPv6Address
 
-from vipd.declaration.nodes import Mapping, Node, Scalar, Sequence
-
 _BRACKETS = re.compile(r"""(?<!["'])\[([0-9A-Fa-f:.]{2,45})\]:[ ]?([0-9]{1,5}(?:@[0-9]{1,5})?)""")
 """A list as the key of a mapping."""
 _EDGES = re.compile(
@@ -31,13 +29,13 @@ def hint_for_line(line: str) -> str:
     return ""
 
 
-def hint_for_node(node: Node) -> str:
+def hint_for_value(value: object) -> str:
     """The same for a list or a mapping where text is required."""
-    if isinstance(node, Sequence) and len(node.items) == 1:
-        (item,) = node.items
-        return _hint(item.text) if isinstance(item, Scalar) and _is_ipv6(item.text) else hint_for_node(item)
-    if isinstance(node, Mapping) and len(node.items) == 1:
-        return hint_for_key(next(iter(node.items)))
+    if isinstance(value, list) and len(value) == 1:
+        (item,) = value
+        return _hint(item) if isinstance(item, str) and _is_ipv6(item) else hint_for_value(item)
+    if isinstance(value, dict) and len(value) == 1:
+        return hint_for_key(next(iter(value)))
     return ""
 
 

@@ -15,7 +15,6 @@ from typing import Literal
 
 from vipd.declaration.conflicts import AddressUse, address_use_problem, address_uses, backend_addresses
 from vipd.declaration.dns_names import parse_any_backend
-from vipd.declaration.formatting import service_to_spec
 from vipd.declaration.listed_backends import (
     Listed,
     host_of,
@@ -26,9 +25,10 @@ from vipd.declaration.listed_backends import (
     weighted,
     with_listed,
 )
-from vipd.declaration.native import parse_service
 from vipd.declaration.problems import Problem
+from vipd.declaration.reader import parse_service
 from vipd.declaration.syntax import InvalidTextError, parse_address, parse_frontend
+from vipd.declaration.writer import service_to_spec
 from vipd.model.misspelling import nearest
 from vipd.model.service import Backend, Frontend, NamedBackend, Origin, Service
 

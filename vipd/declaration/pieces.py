@@ -6,7 +6,6 @@ and a second for a regular expression over all of them. Here a call takes a mill
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 Utf8 = bytes | bytearray
@@ -59,63 +58,3 @@ def find(data: Utf8, mark: bytes, start: int = 0) -> int:
         if found >= 0:
             return found
     return -1
-
-
-def find_last(data: Utf8, mark: bytes, start: int, end: int) -> int:
-    """As `bytes.rfind`."""
-    while end - start >= len(mark):
-        at = max(start, end - CHUNK_BYTES)
-        found = data.rfind(mark, at, end)
-        if found >= 0:
-            return found
-        end = at + len(mark) - 1 if at > start else start
-    return -1
-
-
-def search(data: Utf8, pattern: re.Pattern[bytes], start: int = 0, longest: int = 8) -> bool:
-    """Whether a pattern matches that reads at most `longest` bytes, not counting the one before a
-    match."""
-    for at in range(start, len(data), CHUNK_BYTES):
-        found = pattern.search(data, at, at + CHUNK_BYTES + longest)
-        # A match that begins after the piece may be truncated; the next piece has it completely.
-        if found and found.start() < at + CHUNK_BYTES:
-            return True
-    return False
-
-
-def common_prefix(one: Utf8, other: Utf8) -> int:
-    """Number of equal bytes at the beginning."""
-    end = min(len(one), len(other))
-    low = next(
-        (
-            at
-            for at in range(0, end, CHUNK_BYTES)
-            if one[at : at + CHUNK_BYTES] != other[at : at + CHUNK_BYTES]
-        ),
-        end,
-    )
-    high = min(low + CHUNK_BYTES, end)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if one[low:middle] == other[low:middle]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
-
-
-def common_suffix(one: Utf8, other: Utf8, most: int) -> int:
-    """Number of equal bytes at the end, at most `most`."""
-
-    def same(low: int, high: int) -> bool:
-        return one[len(one) - high : len(one) - low] == other[len(other) - high : len(other) - low]
-
-    low = next((at for at in range(0, most, CHUNK_BYTES) if not same(at, min(at + CHUNK_BYTES, most))), most)
-    high = min(low + CHUNK_BYTES, most)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if same(low, middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from functools import lru_cache
 from ipaddress import AddressValueError, IPv6Address, ip_network
 from typing import NoReturn
 
@@ -107,6 +108,7 @@ def parse_network(text: str, *, mask: bool = False) -> str:
     return network
 
 
+@lru_cache(maxsize=4096)
 def parse_ports(text: str) -> tuple[ServicePort, ...]:
     """`53/udp`, `80:8080/tcp` with the backends' port, `53/tcp,udp` for a port of each protocol; `53` alone
     is TCP."""
@@ -350,3 +352,66 @@ def _refuse_ipv4(text: str) -> NoReturn:
             f"{quoted(text)} has leading zeros, which some programs read as octal", f"write {plain}"
         )
     raise InvalidTextError(f"{quoted(text)} is not an IPv4 address", "each of the four numbers is 0..255")
+
+
+_SPECIAL_OCTETS = {"0", "127", "169", "255", *map(str, range(224, 240))}
+
+FORBIDDEN_VIP_KINDS = {
+    "unspecified": "a service needs one definite address",
+    "loopback": "loopback addresses never leave a host: choose an address of its own for the service",
+    "multicast": "a service needs a unicast address",
+    "link-local": "link-local addresses are not routed: choose another one",
+    "broadcast": "a service needs a unicast address",
+}
+"""Kinds of addresses that cannot be a service's, with the hint."""
+
+FORBIDDEN_BACKEND_KINDS = {
+    "unspecified": "write the address that the backend listens on",
+    "loopback": "DNAT to loopback needs the sysctl route_localnet, which vipd never sets: let the backend "
+    "listen on another address of this host",
+    "multicast": "a backend needs a unicast address",
+    "link-local": "link-local IPv6 addresses need an interface: use a routed address",
+    "broadcast": "a backend needs a unicast address",
+}
+"""The same for backends; there link-local counts for IPv6 only."""
+
+
+def address_kind(address: str) -> str:
+    """`unspecified`, `loopback`, `multicast`, `link-local` or `broadcast` of a canonical address, else ""."""
+    if ":" in address:
+        return _ipv6_kind(address)
+    first = address.partition(".")[0]
+    if first not in _SPECIAL_OCTETS:
+        return ""
+    if first == "127":
+        return "loopback"
+    if first == "169":
+        return "link-local" if address.startswith("169.254.") else ""
+    if first in {"0", "255"}:
+        return {"0.0.0.0": "unspecified", "255.255.255.255": "broadcast"}.get(address, "")  # noqa: S104
+    return "multicast"
+
+
+def _ipv6_kind(address: str) -> str:
+    parsed = IPv6Address(address)
+    if parsed.is_unspecified:
+        return "unspecified"
+    if parsed.is_loopback:
+        return "loopback"
+    if parsed.is_multicast:
+        return "multicast"
+    return "link-local" if parsed.is_link_local else ""
+
+
+def resolved_address_fault(address: str) -> str:
+    """Why an address that a name resolved to can be no backend; empty: it can."""
+    try:
+        kind = address_kind(parse_address(address))
+    except InvalidTextError as error:
+        return error.what
+    return f"it is {with_article(kind)} address" if kind and (kind != "link-local" or ":" in address) else ""
+
+
+def with_article(kind: str) -> str:
+    """A kind of address as in "an unspecified address"."""
+    return f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"

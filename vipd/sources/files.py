@@ -29,9 +29,6 @@ from urllib.parse import quote, unquote
 
 import watchfiles
 
-from vipd.declaration.formatting import format_declaration
-from vipd.declaration.incremental import parse_incrementally
-from vipd.declaration.native import parse_declaration
 from vipd.declaration.pieces import Utf8, concatenated, find, first_invalid_utf8
 from vipd.declaration.problems import (
     Declaration,
@@ -41,7 +38,9 @@ from vipd.declaration.problems import (
     printable,
     unreadable_problem,
 )
+from vipd.declaration.reader import parse_declaration
 from vipd.declaration.unit import EMPTY_DECLARATION, Unit
+from vipd.declaration.writer import format_declaration
 from vipd.host.durable import (
     error_text,
     make_directory,
@@ -590,14 +589,12 @@ class FileSource:
         alone."""
         try:
             with gc_paused() if len(text) > LARGE_TEXT else contextlib.nullcontext():
-                if known is not None and known.text is not None:
-                    before = known.declaration
-                    declaration = parse_incrementally(text, path, known.text, before, written_by)
-                else:
-                    declaration = parse_declaration(text, path, written_by=written_by)
+                declaration = parse_declaration(text, path, written_by=written_by)
         except Exception as error:
             declaration = Declaration(problems=(internal_problem(error, "reading this file", path),))
         self._note(path, declaration)
+        if known is not None:
+            declaration = _with_known_services(declaration, known.declaration)
         if known is not None and declaration.parts:
             declaration = _with_known_parts(declaration, known.declaration.parts)
         return _unless_known(_FileVersion(text, declaration), known)
@@ -735,6 +732,19 @@ def _read_record(path: Path) -> tuple[_Identity | None, tuple[str, ...]]:
 
 def _unreadable(problem: Problem, known: _FileVersion | None) -> _FileVersion:
     return _unless_known(_FileVersion(None, Declaration(problems=(problem,))), known)
+
+
+def _with_known_services(declaration: Declaration, known: Declaration) -> Declaration:
+    """The declaration with those objects of an earlier one that are the same at the same line, so that what
+    follows costs what has changed."""
+    by_name = {service.name: service for service in known.services}
+
+    def same(service: Service) -> Service:
+        before = by_name.get(service.name)
+        unchanged = before is not None and before == service and before.origin == service.origin
+        return before if unchanged and before is not None else service
+
+    return replace(declaration, services=tuple(map(same, declaration.services)))
 
 
 def _unless_known(read: _FileVersion, known: _FileVersion | None) -> _FileVersion:

@@ -17,9 +17,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from vipd.declaration.native import format_service, parse_declaration
 from vipd.declaration.problems import PLEASE_REPORT, Declaration
+from vipd.declaration.reader import parse_declaration
 from vipd.declaration.unit import Unit
+from vipd.declaration.writer import format_service
 from vipd.host.durable import (
     error_text,
     make_directory,

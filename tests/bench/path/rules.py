@@ -15,7 +15,7 @@ from vipd.dataplane.iptables.plan import Installed, make_plan
 from vipd.dataplane.iptables.ruleset import Ruleset
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
-from vipd.declaration.native import parse_declaration
+from vipd.declaration.reader import parse_declaration
 from vipd.host.settings.settings import Settings, load_settings
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family

@@ -8,13 +8,19 @@ from typing import Any
 
 from vipd.cli.manual.settings_reference import DEFINITIONS as SETTINGS_DEFINITIONS
 from vipd.cli.manual.settings_reference import Setting, etcd_settings, settings
-from vipd.declaration.check_reader import CHECK_TYPES, REQUIRED_KEYS, keys_of_check
-from vipd.declaration.key_docs import GROUPS, SERVICE, KeyDoc, KeyGroup
 from vipd.declaration.kubernetes import KINDS, VERSIONS
-from vipd.declaration.native import API_VERSION
-from vipd.declaration.policy_reader import DEFAULTS_KEYS
-from vipd.declaration.service_reader import ADDRESS_KEYS
-from vipd.declaration.value_forms import DEFINITIONS, Schema, definition_name, reference
+from vipd.declaration.service import (
+    API_VERSION,
+    CHECK_TYPES,
+    DEFAULTS,
+    DEFINITIONS,
+    GROUPS,
+    SERVICE,
+    definition_name,
+    keys_of_check,
+    reference,
+)
+from vipd.declaration.values import Key, Schema, Table
 from vipd.model.service import NameKind
 
 DECLARATION, SETTINGS = "declaration.schema.json", "settings.schema.json"
@@ -43,10 +49,12 @@ def declaration_schema() -> Schema:
     """
     ours = {"properties": {"apiVersion": {"const": API_VERSION}}, "required": ["apiVersion"]}
     definitions = {definition_name(group.title): _mapping(group) for group in GROUPS.values()}
-    definitions["service"]["anyOf"] = [{"required": [key]} for key in SERVICE if key in ADDRESS_KEYS]
+    definitions["service"]["anyOf"] = [
+        {"required": [key]} for key in SERVICE.keys if key.endswith(("address", "_addresses"))
+    ]
     definitions["backend"]["anyOf"] = [{"required": [key]} for key in ("address", *NameKind)]
     definitions["check"]["allOf"] = [_keys_of_check(kind) for kind in CHECK_TYPES]
-    definitions["defaults"] = _object({key: SERVICE[key] for key in DEFAULTS_KEYS})
+    definitions["defaults"] = _object(DEFAULTS)
     for name in ("document", "defaults"):
         definitions[name]["type"] = ["object", "null"]
     return {
@@ -79,32 +87,31 @@ def _head(title: str) -> dict[str, Any]:
     }
 
 
-def _mapping(group: KeyGroup) -> dict[str, Any]:
-    keys = dict(group.described())
-    required = [key for key, doc in keys.items() if doc.required]
+def _mapping(table: Table) -> dict[str, Any]:
+    required = [name for name, key in table.keys.items() if key.required]
     # Of a short form the keywords for mappings say nothing, and of a mapping those for text.
-    return {**_object(keys), "required": required, **group.text}
+    return {**_object(table.keys), "required": required, **table.short}
 
 
-def _object(keys: Mapping[str, KeyDoc]) -> dict[str, Any]:
+def _object(keys: Mapping[str, Key]) -> dict[str, Any]:
     return {
         "type": "object",
-        "properties": {key: _described(doc) for key, doc in keys.items()},
+        "properties": {name: _described(key) for name, key in keys.items()},
         "patternProperties": {_ANCHOR_KEYS: {}},
         "additionalProperties": False,
     }
 
 
-def _described(doc: KeyDoc) -> Schema:
-    default = f" Default: {doc.default}." if doc.default else ""
-    return {"description": doc.meaning + default, **doc.value.schema}
+def _described(key: Key) -> Schema:
+    default = f" Default: {key.default}." if key.default else ""
+    return {"description": key.meaning + default, **key.kind.schema}
 
 
 def _keys_of_check(kind: str) -> Schema:
     names = {"anyOf": [{"enum": list(keys_of_check(kind))}, {"pattern": _ANCHOR_KEYS}]}
     return {
         "if": {"properties": {"type": {"const": kind}}, "required": ["type"]},
-        "then": {"propertyNames": names, "required": list(REQUIRED_KEYS.get(kind, ()))},
+        "then": {"propertyNames": names, "required": list(CHECK_TYPES[kind].required)},
     }
 
 

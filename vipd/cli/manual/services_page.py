@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 from vipd.cli.manual.pages import Block, Example, Page, Paragraph, Section, Subsection, entry
 from vipd.cli.manual.schemas import DECLARATION, INSTALLED
-from vipd.declaration.backend_reader import STATES
-from vipd.declaration.key_docs import GROUPS, MASQUERADE_MODES, KeyDoc
+from vipd.declaration.service import GROUPS, MASQUERADE_MODES, STATES
+from vipd.declaration.values import Key
 
 INTRODUCTIONS = {
     "A document": "A file may hold several documents, separated by `---`; Kubernetes objects (Service, "
@@ -169,13 +169,13 @@ def _keys() -> Iterator[Block]:
         yield Subsection(group.title)
         if group.title in INTRODUCTIONS:
             yield Paragraph(INTRODUCTIONS[group.title])
-        for name, key in group.described():
-            yield entry(f"`{name}:` {key.form}", _key_text(key))
+        for name, key in group.keys.items():
+            yield entry(f"`{name}:` {key.kind.words}", _key_text(key))
         if group.title == "A backend":
             yield Paragraph(f"Other words for states: {_other_words()}.")
 
 
-def _key_text(key: KeyDoc) -> str:
+def _key_text(key: Key) -> str:
     # A key without default is required, or needs no explanation.
     return f"{key.meaning} Default: {key.default}." if key.default not in ("", "none") else key.meaning
 

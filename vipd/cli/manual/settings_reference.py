@@ -17,18 +17,9 @@ from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_ty
 from pydantic import BaseModel, BeforeValidator
 from pydantic.fields import FieldInfo
 
+from vipd.declaration.service import IPV6_PATTERN, PERIOD_TEXT, PORT_PATTERN, reference
 from vipd.declaration.syntax import IPV4_PATTERN, MAX_PORT, period_text
-from vipd.declaration.value_forms import (
-    FLAG,
-    IPV6_PATTERN,
-    PERIOD_TEXT,
-    PORT_PATTERN,
-    Schema,
-    ValueForm,
-    choice,
-    matching,
-    reference,
-)
+from vipd.declaration.values import FLAG, Kind, Schema, choice, matching
 from vipd.host.settings.etcd import PERCENT, PERIOD, EtcdSettings, Url
 from vipd.host.settings.field_types import (
     UID_RANGE,
@@ -64,20 +55,20 @@ DEFINITIONS: Mapping[str, Schema] = {
 """Schemas of values that several settings have."""
 
 
-def _list_of(words: str, item: Schema, characters: str) -> ValueForm:
+def _list_of(words: str, item: Schema, characters: str) -> Kind:
     """A list, or text of these characters with commas between the items."""
     text = {"type": "string", "pattern": f"^[ ,{characters}]*$"}
-    return ValueForm(words, {"if": {"type": "array"}, "then": {"items": item}, "else": text})
+    return Kind(words, {"if": {"type": "array"}, "then": {"items": item}, "else": text})
 
 
-def _by_source(words: str, values: ValueForm) -> ValueForm:
+def _by_source(words: str, values: Kind) -> Kind:
     """Values for all sources, or a mapping by source."""
     mapping = {"properties": dict.fromkeys(SOURCES, values.schema), "additionalProperties": False}
-    return ValueForm(words, {"if": {"type": "object"}, "then": mapping, "else": values.schema})
+    return Kind(words, {"if": {"type": "object"}, "then": mapping, "else": values.schema})
 
 
 _NETWORKS = _list_of("a list of networks", reference("network"), "0-9A-Fa-f:./")
-_PORT_RANGES = ValueForm(
+_PORT_RANGES = Kind(
     "a list of ranges",
     {
         "if": {"type": "string", "pattern": ","},
@@ -91,23 +82,23 @@ _PORT_RANGES = ValueForm(
 )
 
 _NAMES = _list_of("a list of names", {"type": "string"}, "A-Za-z0-9._-")
-_NAMES = ValueForm(_NAMES.words, {"anyOf": [{"enum": [False]}, _NAMES.schema]})
+_NAMES = Kind(_NAMES.words, {"anyOf": [{"enum": [False]}, _NAMES.schema]})
 
 _PROGRAM = matching("/.*", "the absolute path of a program")
 
-TYPES: Mapping[object, ValueForm] = {
+TYPES: Mapping[object, Kind] = {
     bool: FLAG,
-    AcceptForwarded: ValueForm("`true`, `false` or `first`", {"enum": [True, False, "first"]}),
-    int: ValueForm("a number", {"type": "integer"}),
-    float: ValueForm("a number", {"type": "number"}),
-    str: ValueForm("text", {"type": "string"}),
-    Path: ValueForm("an absolute path", matching("/.*", "an absolute path")),
-    Network: ValueForm("a network", reference("network")),
-    Address: ValueForm("an address", reference("ip_address")),
-    ListenAddress: ValueForm(
+    AcceptForwarded: Kind("`true`, `false` or `first`", {"enum": [True, False, "first"]}),
+    int: Kind("a number", {"type": "integer"}),
+    float: Kind("a number", {"type": "number"}),
+    str: Kind("text", {"type": "string"}),
+    Path: Kind("an absolute path", matching("/.*", "an absolute path")),
+    Network: Kind("a network", reference("network")),
+    Address: Kind("an address", reference("ip_address")),
+    ListenAddress: Kind(
         "`ADDR:PORT` or `[IPV6]:PORT`", matching(_SOCKET, "an address and a port such as 127.0.0.1:10256")
     ),
-    LocalListenAddress: ValueForm(
+    LocalListenAddress: Kind(
         "`PORT`, `ADDR:PORT` or `[IPV6]:PORT`",
         {
             **matching(
@@ -119,7 +110,7 @@ TYPES: Mapping[object, ValueForm] = {
             "maximum": MAX_PORT,
         },
     ),
-    tuple[str, ...]: ValueForm(
+    tuple[str, ...]: Kind(
         "a list: a program and its arguments",
         {
             "if": {"type": "array"},
@@ -137,16 +128,16 @@ TYPES: Mapping[object, ValueForm] = {
         "a range, a list of ranges, `any`, or a mapping by source", _PORT_RANGES
     ),
     get_args(NamesBySource)[0]: _by_source("a list of names, `any`, `off`, or a mapping by source", _NAMES),
-    UID_RANGE: ValueForm(
+    UID_RANGE: Kind(
         "`LOW-HIGH` or `off`",
         {"anyOf": [{"enum": [False]}, matching("off|[0-9]{5,10} *- *[0-9]{5,10}", "60706-61183, or off")]},
     ),
     tuple[NameServer, ...]: _list_of(
         "a list of `ADDR`, `ADDR:PORT` or `[IPV6]:PORT`", {"type": "string"}, "0-9A-Fa-f:.[\\]"
     ),
-    EtcdSettings: ValueForm("a mapping", reference("etcd")),
-    PERIOD: ValueForm("a duration", {**PERIOD_TEXT, "minimum": 0}),
-    PERCENT: ValueForm(
+    EtcdSettings: Kind("a mapping", reference("etcd")),
+    PERIOD: Kind("a duration", {**PERIOD_TEXT, "minimum": 0}),
+    PERCENT: Kind(
         "a share of 100%",
         {
             **matching("(?:100|[1-9]?[0-9]) *%?", "a share such as 50%", ["integer", "string"]),
@@ -168,7 +159,7 @@ class Setting(NamedTuple):
 
     name: str
     environment: str
-    value: ValueForm
+    value: Kind
     default: str
     meaning: str
 
@@ -240,7 +231,7 @@ def _is_string(node: ast.stmt) -> bool:
     )
 
 
-def _value(name: str, field: FieldInfo) -> ValueForm:
+def _value(name: str, field: FieldInfo) -> Kind:
     form = _form(name, field)
     limits = {
         limit: getattr(each, end)
@@ -252,20 +243,20 @@ def _value(name: str, field: FieldInfo) -> ValueForm:
     if len(limits) == 2 and _required(field.annotation) is int:
         words = f"{limits['minimum']} to {limits['maximum']}"
     schema: Schema = {**form.schema, **limits}
-    return ValueForm(words, {"anyOf": [schema, {"type": "null"}]} if field.default is None else schema)
+    return Kind(words, {"anyOf": [schema, {"type": "null"}]} if field.default is None else schema)
 
 
-def _form(name: str, field: FieldInfo) -> ValueForm:
+def _form(name: str, field: FieldInfo) -> Kind:
     wanted = _required(field.annotation)
     for each in field.metadata:
         if isinstance(each, str):
-            return ValueForm(each, TYPES[str].schema)
+            return Kind(each, TYPES[str].schema)
         if isinstance(each, BeforeValidator) and each in TYPES:
             return TYPES[each]
         if getattr(each, "pattern", None):
-            return ValueForm(TYPES[str].words, {"type": "string", "pattern": each.pattern})
+            return Kind(TYPES[str].words, {"type": "string", "pattern": each.pattern})
     if get_origin(wanted) is Literal:
-        return choice(*get_args(wanted))
+        return choice(get_args(wanted))
     if wanted not in TYPES:
         hint = "add a line to TYPES in vipd/cli/manual/settings_reference.py"
         raise LookupError(

@@ -1,278 +1,179 @@
-"""What every converter collects: drafts of services, and what cannot be converted. Pure.
+"""Services as a converter reads them, and the services of vipd/v1 that are made of them. Pure.
 
-A converter reads its own format into `ServiceDraft`s; `Conversion` makes services of them, in the forms that
-vipd/v1 has, and accepts only what the reader of vipd/v1 accepts.
+A converter fills a `ServiceDraft`; `Conversion` makes services of the drafts, in the forms that vipd/v1 has,
+and accepts only what the reader of vipd/v1 accepts.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, TypeAlias
 
 from vipd.declaration.conflicts import claim_problem, conflicts_of
-from vipd.declaration.dns_names import is_bare_name, parse_backend_address, parse_dns_name
-from vipd.declaration.fields import Located, Report
-from vipd.declaration.formatting import service_to_spec
-from vipd.declaration.native import parse_service
+from vipd.declaration.conversion.directives import Directive, Report
+from vipd.declaration.dns_names import parse_dns_name
 from vipd.declaration.problems import Declaration
-from vipd.declaration.service_rules import FORBIDDEN_BACKEND_KINDS, address_kind, required_protocol
-from vipd.declaration.service_size import check_total_size
-from vipd.declaration.syntax import MAX_PORT, InvalidTextError, parse_address, quoted
+from vipd.declaration.reader import parse_service
+from vipd.declaration.rules import DIVIDE_FILE, beyond_total
+from vipd.declaration.syntax import InvalidTextError
 from vipd.model import limits
-from vipd.model.check import (
-    MAX_CHECK_SECONDS,
-    MAX_COUNT,
-    MIN_CHECK_SECONDS,
-    UNCHECKED,
-    Check,
-    InitialHealth,
-    Timing,
-)
-from vipd.model.flow_limits import MAX_CONNECTIONS
 from vipd.model.service import (
-    MAX_AFFINITY_SECONDS,
     MAX_SLOW_START_SECONDS,
-    MAX_WEIGHT,
-    Affinity,
-    Backend,
-    BackendState,
     Balance,
     Family,
-    Frontend,
-    Masquerade,
-    NamedBackend,
-    NameKind,
     Origin,
     Protocol,
     Service,
-    ServicePort,
     family_of,
+    socket_text,
 )
-from vipd.model.text import shortened
 
 ANY_ADDRESS = {Family.IPV4: "0.0.0.0", Family.IPV6: "::"}  # noqa: S104  it is read, and no socket is bound
 """The address of a listener on every address of the host."""
 
+Keys: TypeAlias = dict[str, Any]
+"""Keys of a declaration with their values; None: not written."""
+UNCHECKED = "none"
+_ASKED_BY = {"udp": Protocol.UDP, "dns": Protocol.UDP, "exec": None}
+"""The protocol of the port that a check of this type asks at; those of all others ask by TCP."""
+
 _NO_NAME = re.compile(r"[^A-Za-z0-9._/-]+")
 _FAMILIES = "vipd translates no address into one of the other family"
+_NOTHING_LEFT = "is not converted: no address and port of it is left"
 _MAX_NAME_LENGTH = 120
-_MAX_SHOWN_LENGTH = 120
-"""Characters of a line of the configuration that a message quotes."""
-_INTEGER = re.compile(r"[0-9]{1,10}")
-_SECONDS = re.compile(r"[0-9]{1,9}(?:\.[0-9]{1,6})?")
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """An address and port that clients connect to, with its place in the configuration."""
+class Port(NamedTuple):
+    """A port of a service, without its target."""
 
-    address: str
     port: int
     protocol: Protocol
-    line: int
-    what: str
     node_port: int | None = None
+
+
+class Listener(NamedTuple):
+    """An address and port that clients connect to."""
+
+    at: Directive
+    address: str
+    port: Port
+
+
+@dataclass(slots=True)
+class Server:
+    """A backend: its keys in the declaration, among them `address`, `dns` or `srv`."""
+
+    at: Directive
+    keys: Keys
+
+    @property
+    def address(self) -> str:
+        """Empty for a server with a name."""
+        return str(self.keys.get("address", ""))
+
+    def __str__(self) -> str:
+        port = self.keys.get("port")
+        if self.address:
+            return socket_text(self.address, port) if port else self.address
+        kind = "srv" if "srv" in self.keys else "dns"
+        return f"{kind}:{self.keys[kind]}" + (f":{port}" if port else "")
+
+
+def server_keys(**keys: Any) -> Keys:
+    """The keys of a backend, with those that a configuration does not name."""
+    return {"weight": 1, "max_connections": None, "check": UNCHECKED, **keys}
 
 
 @dataclass(slots=True)
 class ServiceDraft:
-    """A service as it is read. A backend has its own check, or UNCHECKED; its `path` names it in messages."""
+    """A service as it is read. `keys`: those of the declaration that it has besides these fields."""
 
-    line: int
-    what: str
-    """How messages name it: `virtual_server 10.96.0.10 80`."""
+    at: Directive
     name: str = ""
     listeners: list[Listener] = field(default_factory=list)
-    backends: list[Located[Backend]] = field(default_factory=list)
-    names: list[Located[NamedBackend]] = field(default_factory=list)
-    fallback: list[Located[Backend]] = field(default_factory=list)
-    lost_backends: bool = False
+    servers: list[Server] = field(default_factory=list)
+    fallback: list[Server] = field(default_factory=list)
+    lost_servers: bool = False
     """A server of it could not be converted."""
-    balance: Balance = Balance.RANDOM
-    affinity: Affinity | None = None
-    masquerade: Masquerade | None = None
-    slow_start: int = 0
+    keys: Keys = field(default_factory=dict)
+    slow_starts: dict[float, Directive] = field(default_factory=dict)
+    """The seconds that its servers have."""
 
+    def listen(
+        self, at: Directive, protocol: Protocol, address: str, ports: str, *, both: bool = False
+    ) -> None:
+        """Add a listener for `80`, or for each port of `80-90`. `both`: for any address of each family, if
+        its own is any of IPv6."""
+        canonical = at.address(address)
+        first, dash, last = ports.partition("-")
+        low = at.port(first)
+        high = at.port(last) if dash else low
+        if canonical is None or low is None or high is None:
+            return
+        if not 0 <= high - low < limits.PORTS:
+            at.lost(f"is no range of 1 to {limits.PORTS} ports")
+            return
+        addresses = ANY_ADDRESS.values() if both and canonical == ANY_ADDRESS[Family.IPV6] else (canonical,)
+        numbers = range(low, high + 1)
+        self.listeners += [Listener(at, host, Port(port, protocol)) for host in addresses for port in numbers]
 
-@dataclass(frozen=True, slots=True)
-class _Servers:
-    """The backends of a draft in the form of vipd/v1: what they have in common belongs to the service."""
+    def add_named(self, at: Directive, kind: str, name: str, keys: Keys, *, by_host: bool) -> bool:
+        """Add a server by `dns` or `srv`, unless its name is none of DNS; without a dot it is none where the
+        host's own resolver looks it up. SRV records say port and weight; another weight is reported."""
+        if by_host and "." not in name.rstrip("."):
+            reason = "is not converted: such a name is from /etc/hosts, or below a search domain"
+            at.lost(reason, f"write its address, or dns:{name}.DOMAIN")
+            self.lost_servers = True
+            return False
+        try:
+            keys = {**keys, kind: parse_dns_name(name)}
+        except InvalidTextError as error:
+            at.lost(error.what, error.hint)
+            self.lost_servers = True
+            return False
+        del keys["address"]
+        if kind == "srv":
+            if keys["weight"] != 1:
+                at.lost("the records say the weights")
+            del keys["port"], keys["weight"]
+        self.servers.append(Server(at, keys))
+        return True
 
-    backends: tuple[Backend, ...]
-    names: tuple[NamedBackend, ...]
-    fallback: tuple[Backend, ...]
-    check: Check
-    ports: tuple[ServicePort, ...]
+    def slow_start(self) -> int:
+        """The longest of its servers' times. What that changes is reported."""
+        longest = max(self.slow_starts, default=0)
+        seconds = min(max(round(longest), 1), MAX_SLOW_START_SECONDS) if self.slow_starts else 0
+        if len(self.slow_starts) > 1 or abs(seconds - longest) > 0.001:
+            at = self.slow_starts[longest].part(f"slow start of {longest:g} s")
+            at.lost(f"is that of the whole service: {seconds} s was written")
+        return seconds
 
 
 class Conversion:
-    """The services of one file, and every line of it that has no counterpart."""
+    """The services of one file."""
 
-    def __init__(self, path: str, addresses: Sequence[str] = ()) -> None:
+    def __init__(self, report: Report, addresses: Sequence[str] = ()) -> None:
         """`addresses`: virtual IPs in place of listeners on every address of the host, one of each family."""
-        self._report = Report(path, most=limits.ALL_PROBLEMS)
-        self._path = path
+        self.report = report
         self._virtual = {family_of(address): address for address in addresses}
         self._services: list[Service] = []
+        self._size = 0
+        """Of the services, in the units of `declared_size`."""
         self._names: set[str] = set()
-
-    def lost(self, line: int, what: str, why: str, hint: str = "") -> None:
-        """Report a part that changes where flows go, or fails, and that the services do not have."""
-        self._report.add(line, shortened(what, _MAX_SHOWN_LENGTH), why, hint)
-
-    def note(self, line: int, what: str, why: str) -> None:
-        """Report a part that was left out, and changes nothing about flows that vipd could do."""
-        self._report.note(line, f"{shortened(what, _MAX_SHOWN_LENGTH)}: {why}")
-
-    def reading(self) -> Report:
-        """For problems of the text itself, and to contain faults."""
-        return self._report
-
-    def address(self, line: int, what: str, text: str) -> str | None:
-        """A canonical address; None after reporting why the text is none."""
-        try:
-            return parse_address(text)
-        except InvalidTextError as error:
-            self.lost(line, what, error.what, error.hint)
-            return None
-
-    def integer(self, line: int, what: str, text: str, low: int, high: int) -> int | None:
-        """A whole number within limits; None after a report."""
-        if _INTEGER.fullmatch(text) and low <= int(text) <= high:
-            return int(text)
-        self.lost(line, what, f"{quoted(text)} is not a whole number from {low} to {high}")
-        return None
-
-    def port(self, line: int, what: str, text: str) -> int | None:
-        """A port number; None after a report."""
-        return self.integer(line, what, text, 1, MAX_PORT)
-
-    def weight(self, line: int, what: str, text: str) -> int:
-        """A weight. A larger one than vipd has is reported, and becomes the largest; any other text 1."""
-        if _INTEGER.fullmatch(text) and int(text) > MAX_WEIGHT:
-            self.lost(line, what, f"the largest weight is {MAX_WEIGHT}", "divide all weights of this service")
-            return MAX_WEIGHT
-        found = self.integer(line, what, text, 0, MAX_WEIGHT)
-        return 1 if found is None else found
-
-    def max_connections(self, line: int, what: str, backend: Backend, text: str) -> Backend:
-        """The backend with a limit of its connections, 0 meaning none; unchanged after a report."""
-        most = self.integer(line, what, text, 0, MAX_CONNECTIONS)
-        return replace(backend, max_connections=most) if most else backend
-
-    def seconds(self, line: int, what: str, text: str) -> float | None:
-        """A decimal number of seconds; None after a report."""
-        if _SECONDS.fullmatch(text):
-            return float(text)
-        self.lost(line, what, f"{quoted(text)} is not a number of seconds")
-        return None
-
-    def affinity(self, line: int, what: str, seconds: float | None) -> Affinity:
-        """Affinity for so long; None: for ever. What vipd cannot do is reported, and shortened."""
-        if seconds is None or seconds > MAX_AFFINITY_SECONDS:
-            self.lost(line, what, "a client keeps its backend for one day at most", "1d was written")
-            return Affinity(MAX_AFFINITY_SECONDS)
-        return Affinity(max(1, round(seconds)))
-
-    def timing(self, line: int, what: str, timing: Timing) -> Timing:
-        """The timing within the limits of vipd/v1; a note says what was changed."""
-        interval = _within(timing.interval, MIN_CHECK_SECONDS, MAX_CHECK_SECONDS)
-        found = replace(
-            timing,
-            interval=interval,
-            timeout=_within(timing.timeout, MIN_CHECK_SECONDS, interval),
-            rise=min(max(timing.rise, 1), MAX_COUNT),
-            fall=min(max(timing.fall, 1), MAX_COUNT),
-        )
-        for name in ("interval", "timeout", "rise", "fall"):
-            was, became = getattr(timing, name), getattr(found, name)
-            if abs(was - became) > 0.001:
-                self.note(line, what, f"{name} {was:g} became {became:g}: a check of vipd allows no other")
-        return found
-
-    def listen(self, draft: ServiceDraft, each: Listener, ports: str, *, both: bool = False) -> None:
-        """Add the listener for `80`, or for each port of `80-90`. `both`: for any address of each family, if
-        its own is any of IPv6."""
-        address = self.address(each.line, each.what, each.address)
-        first, dash, last = ports.partition("-")
-        low = self.port(each.line, each.what, first)
-        high = self.port(each.line, each.what, last) if dash else low
-        if address is None or low is None or high is None:
-            return
-        if not 0 <= high - low < limits.PORTS:
-            self.lost(each.line, each.what, f"is no range of 1 to {limits.PORTS} ports")
-            return
-        addresses = ANY_ADDRESS.values() if both and address == ANY_ADDRESS[Family.IPV6] else (address,)
-        draft.listeners += [
-            replace(each, address=found, port=port) for found in addresses for port in range(low, high + 1)
-        ]
-
-    def set_slow_start(self, draft: ServiceDraft, times: Mapping[float, int]) -> None:
-        """Give a draft the longest of its servers' times, which have lines. What that changes is reported."""
-        if not times:
-            return
-        longest = max(times)
-        draft.slow_start = min(max(round(longest), 1), MAX_SLOW_START_SECONDS)
-        if len(times) > 1 or abs(draft.slow_start - longest) > 0.001:
-            why = f"is that of the whole service: {draft.slow_start} s was written"
-            self.lost(times[longest], f"slow start of {longest:g} s", why)
-
-    def backend(self, line: int, what: str, address: str, port: int | None) -> Backend | None:
-        """A backend at this address; None after reporting why it can be none."""
-        try:
-            found = parse_backend_address(address)
-        except InvalidTextError as error:
-            self.lost(line, what, error.what, error.hint)
-            return None
-        kind = address_kind(found)
-        if kind in FORBIDDEN_BACKEND_KINDS and not (kind == "link-local" and ":" not in found):
-            why = f"{found} is {kind}, and cannot be a backend"
-            self.lost(line, what, why, FORBIDDEN_BACKEND_KINDS[kind])
-            return None
-        return Backend(found, port, check=UNCHECKED)
-
-    def server(self, line: int, what: str, host: str, port: int | None) -> Backend | None:
-        """A backend like `backend`; without an address, for `named_backend`, if the host is a name."""
-        return (
-            Backend("", port, check=UNCHECKED) if is_bare_name(host) else self.backend(line, what, host, port)
-        )
-
-    def named_backend(
-        self, line: int, what: str, kind: NameKind, name: str, template: Backend
-    ) -> NamedBackend | None:
-        """The backends that DNS has for a name, with the keys of `template`; None after a report. With SRV
-        records it has no port and weight; a weight is reported."""
-        try:
-            found = parse_dns_name(name)
-        except InvalidTextError as error:
-            self.lost(line, what, error.what, error.hint)
-            return None
-        if kind is NameKind.SRV:
-            if template.weight != 1:
-                self.lost(line, what, "the records say the weights")
-            template = replace(template, port=None, weight=1)
-        return NamedBackend(kind, found, template)
-
-    def unqualified(self, line: int, what: str, name: str) -> bool:
-        """Whether the host's own resolver would look for a name elsewhere than in DNS; reports it."""
-        if "." in name.rstrip("."):
-            return False
-        why = "is not converted: such a name is from /etc/hosts, or below a search domain"
-        self.lost(line, what, why, f"write its address, or dns:{name}.DOMAIN")
-        return True
 
     def add(self, draft: ServiceDraft) -> None:
         """Make services of a draft: one for all addresses with the same ports."""
         listeners = list(self._virtual_listeners(draft))
-        self._drop_duplicates(draft)
+        draft.servers, draft.fallback = self._once(draft.servers), self._once(draft.fallback)
         if not listeners:
-            self.lost(draft.line, draft.what, "is not converted: no address and port of it is left")
-        elif not (draft.backends or draft.names) and draft.lost_backends:
-            self.lost(draft.line, draft.what, "is not converted: no server of it is left")
+            draft.at.lost(_NOTHING_LEFT)
+        elif not draft.servers and draft.lost_servers:
+            draft.at.lost("is not converted: no server of it is left")
         else:
-            if draft.affinity and len({(each.port, each.protocol) for each in listeners}) > 1:
-                self.note(draft.line, draft.what, "a client keeps its backend for each port separately")
+            if "affinity" in draft.keys and len({listener.port for listener in listeners}) > 1:
+                draft.at.note("a client keeps its backend for each port separately")
             for group in _by_ports(listeners):
                 self._add_service(draft, group)
 
@@ -280,216 +181,185 @@ class Conversion:
         """All services that claim nothing twice, and what was not converted, by line."""
         kept = {id(service): service for service in self._services}
         for service, claim, owner in conflicts_of(self._services):
-            self._report.problems.add(claim_problem(service, claim, owner))
+            self.report.problems.add(claim_problem(service, claim, owner))
             kept.pop(id(service), None)
         services = tuple(kept.values())
-        if not services and not self._report.problems:
-            self.lost(0, "", "nothing in it is a service that vipd could serve")
-        self._add_advice(services)
-        return Declaration(services, self._report.problems.by_line(), self._report.notes())
+        if not services and not self.report.problems:
+            self.report.problem(0, "", "nothing in it is a service that vipd could serve")
+        self._advise(services)
+        return Declaration(services, self.report.problems.by_line(), self.report.notes())
 
-    def _add_advice(self, services: Sequence[Service]) -> None:
+    def _advise(self, services: Sequence[Service]) -> None:
         """Note, once a file, what its services need of the host."""
-        given = set(self._virtual.values())
-        claiming = [service for service in services if not given.issuperset(service.addresses)]
+        virtual = set(self._virtual.values())
+        claiming = [service for service in services if not virtual.issuperset(service.addresses)]
         if claiming:
-            first = next(address for address in claiming[0].addresses if address not in given)
-            why = "vipd refuses an address that a host has: remove it from all interfaces, and route it here"
-            self.note(claiming[0].origin.line, f"address {first}", why)
-        for service in services:
-            if service.balance is Balance.SOURCE_HASH:
-                why = "needs the nftables dataplane; with iptables write affinity: client-ip"
-                self.note(service.origin.line, "balance: source-hash", why)
-                break
+            first = next(address for address in claiming[0].addresses if address not in virtual)
+            reason = (
+                "vipd refuses an address that a host has: remove it from all interfaces, and route it here"
+            )
+            self.report.note(claiming[0].origin.line, f"address {first}", reason)
+        hashed = [service for service in services if service.balance is Balance.SOURCE_HASH]
+        if hashed:
+            reason = "needs the nftables dataplane; with iptables write affinity: client-ip"
+            self.report.note(hashed[0].origin.line, "balance: source-hash", reason)
 
     def _virtual_listeners(self, draft: ServiceDraft) -> Iterator[Listener]:
         """The listeners, with a virtual IP and a node port for those on every address of the host."""
-        for each in draft.listeners:
-            if each.address not in ANY_ADDRESS.values():
-                yield each
-                continue
-            family = family_of(each.address)
-            address = self._virtual.get(family)
-            if address is None:
-                example = "fd00:96::10" if family is Family.IPV6 else "10.96.0.10"
-                why = "listens on every address of the host, and a service needs a virtual IP"
-                self.lost(each.line, each.what, why, f"name one: --address {example}")
-                continue
-            yield replace(each, address=address, node_port=each.port)
-
-    def _drop_duplicates(self, draft: ServiceDraft) -> None:
-        for servers in (draft.backends, draft.fallback):
-            seen: set[tuple[str, int | None]] = set()
-            for server in list(servers):
-                place = (server.value.address, server.value.port)
-                if place in seen:
-                    why = f"{server.value} stands already in this service"
-                    self.lost(server.line, server.path, why, "add its weight to that of the first")
-                    servers.remove(server)
-                seen.add(place)
-        first: dict[str, Located[NamedBackend]] = {}
-        for name in list(draft.names):
-            earlier = first.setdefault(str(name.value), name)
-            if earlier is name:
-                continue
-            draft.names.remove(name)
-            if earlier.value == name.value:
-                self.note(name.line, name.path, f"every address of {name.value} serves already")
+        for listener in draft.listeners:
+            family = family_of(listener.address)
+            if listener.address != ANY_ADDRESS[family]:
+                yield listener
+            elif family in self._virtual:
+                port = listener.port._replace(node_port=listener.port.port)
+                yield Listener(listener.at, self._virtual[family], port)
             else:
-                why = f"{name.value} stands already in this service, with other parameters"
-                self.lost(name.line, name.path, why, "leave one of them")
+                example = "fd00:96::10" if family is Family.IPV6 else "10.96.0.10"
+                reason = "listens on every address of the host, and a service needs a virtual IP"
+                listener.at.lost(reason, f"name one: --address {example}")
 
-    def _servers_for(
-        self, draft: ServiceDraft, servers: Sequence[Located[Backend]], listeners: Sequence[Listener]
-    ) -> list[Located[Backend]]:
-        """The servers of the listeners' families; reports the others."""
-        families = {family_of(each.address) for each in listeners}
-        kept = [server for server in servers if family_of(server.value.address) in families]
+    def _once(self, servers: Iterable[Server]) -> list[Server]:
+        """The servers without those that repeat an address and port, or a name; reports these."""
+        first: dict[str, Server] = {}
         for server in servers:
-            if family_of(server.value.address) not in families:
-                self.lost(server.line, server.path, _FAMILIES)
-        if len({family_of(server.value.address) for server in kept}) > 1:
-            self.note(draft.line, draft.what, "clients reach the servers of their own address family alone")
+            earlier = first.setdefault(str(server), server)
+            if earlier is server:
+                continue
+            if server.address:
+                reason = f"{server} stands already in this service"
+                server.at.lost(reason, "add its weight to that of the first")
+            elif earlier.keys == server.keys:
+                server.at.note(f"every address of {server} serves already")
+            else:
+                reason = f"{server} stands already in this service, with other parameters"
+                server.at.lost(reason, "leave one of them")
+        return list(first.values())
+
+    def _of_families(
+        self, draft: ServiceDraft, servers: Sequence[Server], families: set[Family]
+    ) -> list[Server]:
+        """The servers by name, and those of the families; reports the others."""
+        kept = [s for s in servers if not s.address or family_of(s.address) in families]
+        for server in servers:
+            if server.address and family_of(server.address) not in families:
+                server.at.lost(_FAMILIES)
+        if len({family_of(server.address) for server in kept if server.address}) > 1:
+            draft.at.note("clients reach the servers of their own address family alone")
         return kept
 
     def _add_service(self, draft: ServiceDraft, listeners: Sequence[Listener]) -> None:
         """Make a service of listeners with the same ports."""
-        backends = self._servers_for(draft, draft.backends, listeners)
-        serving = {family_of(server.value.address) for server in backends}
-        if draft.backends and not draft.names:
-            for each in listeners:
-                if family_of(each.address) not in serving:
-                    self.lost(each.line, each.what, _FAMILIES, "name servers of this family")
-            listeners = [each for each in listeners if family_of(each.address) in serving]
+        families = {family_of(listener.address) for listener in listeners}
+        servers = self._of_families(draft, draft.servers, families)
+        if draft.servers and all(server.address for server in draft.servers):
+            serving = {family_of(server.address) for server in servers}
+            for listener in listeners:
+                if family_of(listener.address) not in serving:
+                    listener.at.lost(_FAMILIES, "name servers of this family")
+            listeners = [listener for listener in listeners if family_of(listener.address) in serving]
+            families &= serving
         if not listeners:
-            self.lost(draft.line, draft.what, "is not converted: no address and port of it is left")
+            draft.at.lost(_NOTHING_LEFT)
             return
-        addresses = tuple(dict.fromkeys(each.address for each in listeners))
-        ports = _ports_of(listeners, addresses[0])
-        fallback = self._servers_for(draft, draft.fallback, listeners)
-        servers = _servers(backends, draft.names, fallback, ports)
-        origin = Origin("file", self._path, draft.line)
-        made = Service(
-            name=self._name(draft.name, Frontend(addresses[0], ports[0].port, ports[0].protocol)),
-            addresses=addresses,
-            ports=servers.ports,
-            backends=servers.backends,
-            named_backends=servers.names,
-            fallback=servers.fallback,
-            check=servers.check,
-            affinity=draft.affinity,
-            balance=draft.balance,
-            masquerade=draft.masquerade,
-            slow_start=draft.slow_start,
-            origin=origin,
-        )
-        service, problems = parse_service(service_to_spec(made), origin)
+        fallback = self._of_families(draft, draft.fallback, families)
+        keys = _service_keys(draft, listeners, servers, fallback)
+        if name := self._name(draft.name):
+            keys["name"] = name
+        service = self._read(draft, keys)
+        if service is None:
+            draft.at.lost("is not converted")
+            return
+        self._size += limits.declared_size(service)
+        if beyond := beyond_total(self._size, len(self._services) + 1):
+            self.report.problem(draft.at.line, "", beyond, DIVIDE_FILE)
+            return
+        self._services.append(service)
+        self._names.add(service.name)
+
+    def _read(self, draft: ServiceDraft, keys: Keys) -> Service | None:
+        """The service of these keys; None after reporting what the reader of vipd/v1 does not accept."""
+        service, problems = parse_service(keys, Origin("file", self.report.file, draft.at.line))
         for problem in problems:
-            path = f"{draft.what}: {problem.path}" if problem.path else draft.what
-            self.lost(draft.line, path, problem.what, problem.hint)
-        if problems or service is None:
-            self.lost(draft.line, draft.what, "is not converted")
-        elif check_total_size(self._report, service, len(self._services) + 1):
-            self._services.append(service)
-            self._names.add(service.name)
+            path = f"{draft.at}: {problem.path}" if problem.path else str(draft.at)
+            self.report.problem(draft.at.line, path, problem.what, problem.hint)
+        return None if problems else service
 
-    def _name(self, wanted: str, first: Frontend) -> str:
-        """A valid name like the wanted one, which no service has yet; else the first frontend."""
+    def _name(self, wanted: str) -> str:
+        """A valid name like the wanted one, which no service has yet; empty if nothing of it is valid."""
         name = _NO_NAME.sub("-", wanted)[:_MAX_NAME_LENGTH].strip("._/-")
-        if not name:
-            return str(first)
-        number, found = 1, name
-        while found in self._names:
+        number, numbered = 1, name
+        while numbered in self._names:
             number += 1
-            found = f"{name}-{number}"
-        return found
+            numbered = f"{name}-{number}"
+        return numbered
 
 
-def start_of(healthy: bool) -> InitialHealth:
-    """What a backend counts as before its first answer."""
-    return InitialHealth.HEALTHY if healthy else InitialHealth.UNHEALTHY
-
-
-def _within(seconds: float, low: float, high: float) -> float:
-    """The seconds within limits, in whole milliseconds."""
-    return round(min(max(seconds, low), high) * 1000) / 1000
-
-
-def _ports_of(listeners: Iterable[Listener], address: str) -> tuple[ServicePort, ...]:
-    """The ports of one address, each once."""
-    found = [
-        ServicePort(each.port, each.protocol, node_port=each.node_port)
-        for each in listeners
-        if each.address == address
-    ]
-    return tuple(dict.fromkeys(found))
+def _ports_of(listeners: Iterable[Listener]) -> tuple[Port, ...]:
+    """The ports of listeners at one address, each once."""
+    return tuple(dict.fromkeys(listener.port for listener in listeners))
 
 
 def _by_ports(listeners: Iterable[Listener]) -> list[list[Listener]]:
     """The listeners of all addresses that have the same ports, together."""
     addresses: dict[str, list[Listener]] = {}
-    for each in listeners:
-        addresses.setdefault(each.address, []).append(each)
-    groups: dict[tuple[ServicePort, ...], list[Listener]] = {}
-    for address, found in addresses.items():
-        groups.setdefault(_ports_of(found, address), []).extend(found)
+    for listener in listeners:
+        addresses.setdefault(listener.address, []).append(listener)
+    groups: dict[tuple[Port, ...], list[Listener]] = {}
+    for same_address in addresses.values():
+        groups.setdefault(_ports_of(same_address), []).extend(same_address)
     return list(groups.values())
 
 
-def _servers(
-    served: Iterable[Located[Backend]],
-    names: Sequence[Located[NamedBackend]],
-    last: Iterable[Located[Backend]],
-    ports: tuple[ServicePort, ...],
-) -> _Servers:
-    """Backends, those with names, and those of the fallback, in the form of vipd/v1."""
+def _service_keys(
+    draft: ServiceDraft, listeners: Sequence[Listener], servers: Iterable[Server], fallback: Iterable[Server]
+) -> Keys:
+    """The keys of a service but its name: what its backends have in common belongs to it."""
+    addresses = list(dict.fromkeys(listener.address for listener in listeners))
+    ports = _ports_of(listener for listener in listeners if listener.address == addresses[0])
     numbers = {port.port for port in ports}
-    own = next(iter(numbers)) if len(numbers) == 1 else None
-    backends = [_with_check_port(each.value, ports, own) for each in served]
-    fallback = [_with_check_port(each.value, ports, own) for each in last]
-    named = [
-        _with_check_port(name.template, ports, None if name.kind is NameKind.SRV else own)
-        for name in (each.value for each in names)
-    ]
-    checks = {backend.check for backend in (*backends, *named)}
-    check = (checks.pop() or UNCHECKED) if len(checks) == 1 else UNCHECKED
-    by_dns = [
-        template for template, each in zip(named, names, strict=True) if each.value.kind is NameKind.DNS
-    ]
-    targets = {backend.port or own for backend in (*backends, *by_dns, *fallback)}
-    target = targets.pop() if len(targets) == 1 else None
-    common = target is not None and own is not None
-    if common:
-        ports = tuple([replace(port, target=None if target == own else target) for port in ports])
+    only = numbers.pop() if len(numbers) == 1 else None
+    backends = [_with_check_port(server.keys, ports, only) for server in servers]
+    last = [_with_check_port(server.keys, ports, only) for server in fallback]
+    checks = [keys["check"] for keys in backends]
+    check = checks[0] if checks and all(other == checks[0] for other in checks) else UNCHECKED
+    targets = {keys["port"] or only for keys in (*backends, *last) if "srv" not in keys}
+    target = targets.pop() if len(targets) == 1 and only is not None else None
 
-    def shared(backend: Backend) -> Backend:
-        return replace(
-            backend,
-            port=None if common else backend.port,
-            check=None if backend.check == check else backend.check,
-        )
+    def alone(keys: Keys) -> Keys:
+        """What a backend has for itself."""
+        common = {"check": check} if target is None else {"check": check, "port": keys.get("port")}
+        return {key: value for key, value in _present(keys).items() if common.get(key) != value}
 
-    found = [
-        replace(each.value, template=shared(template)) for each, template in zip(names, named, strict=True)
-    ]
-    return _Servers(tuple(map(shared, backends)), tuple(found), tuple(map(shared, fallback)), check, ports)
+    keys = {
+        **draft.keys,
+        "address": addresses,
+        "ports": [_port_keys(port, None if target == only else target) for port in ports],
+        "backends": [alone(keys) for keys in sorted(backends, key=lambda keys: "address" not in keys)],
+        "fallback": {"backends": [alone(keys) for keys in last]} if last else None,
+        "check": check,
+        "slow_start": f"{seconds}s" if (seconds := draft.slow_start()) else None,
+    }
+    return _present(keys)
 
 
-def _with_check_port(backend: Backend, ports: tuple[ServicePort, ...], own: int | None) -> Backend:
-    """The backend with a port in its check only where the check would find another one, or none."""
-    if backend.check is None or backend.check.probe is None:
-        return backend
-    probe = backend.check.probe
-    protocol = required_protocol(backend.check)
-    found = protocol is None or protocol in {port.protocol for port in ports}
-    port = probe.port
-    if found and port is not None and port == (backend.port or own):
+def _present(keys: Keys) -> Keys:
+    return {key: value for key, value in keys.items() if value is not None}
+
+
+def _port_keys(port: Port, target: int | None) -> Keys:
+    return _present({**port._asdict(), "protocol": port.protocol.value, "target": target})
+
+
+def _with_check_port(keys: Keys, ports: Sequence[Port], only: int | None) -> Keys:
+    """The keys of a backend with a port in its check only where the check would find another one, or none.
+    `only`: the only port of the service."""
+    check = keys["check"]
+    if check == UNCHECKED:
+        return keys
+    port = check.get("port")
+    protocol = _ASKED_BY.get(check["type"], Protocol.TCP)
+    if port is None and protocol and protocol not in {port.protocol for port in ports}:
+        port = keys.get("port") or ports[0].port
+    elif port == (keys.get("port") or (None if "srv" in keys else only)):
         port = None
-    elif not found and port is None:
-        port = backend.port or ports[0].port
-    return replace(backend, check=replace(backend.check, probe=replace(probe, port=port)))
-
-
-def with_state(backend: Backend, *, down: bool, backup: bool) -> Backend:
-    """The backend as one that takes no flows, or only while no other can."""
-    return replace(backend, state=BackendState.DOWN if down else BackendState.UP, backup=backup)
+    return {**keys, "check": _present({**check, "port": port})}

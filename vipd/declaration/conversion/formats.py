@@ -5,21 +5,22 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 
+from vipd.declaration.conversion.directives import Report
 from vipd.declaration.conversion.draft import Conversion
 from vipd.declaration.conversion.haproxy import read_haproxy
 from vipd.declaration.conversion.ipvsadm import read_ipvsadm
 from vipd.declaration.conversion.keepalived import read_keepalived
 from vipd.declaration.conversion.nginx import read_nginx
-from vipd.declaration.problems import Declaration
+from vipd.declaration.problems import Declaration, internal_problem
 
 KUBERNETES = "kubernetes"
 """Also vipd/v1 itself: `native.parse_declaration` reads both."""
 
-_READERS: dict[str, Callable[[Conversion, str], None]] = {
-    "ipvsadm": read_ipvsadm,
-    "keepalived": read_keepalived,
-    "haproxy": read_haproxy,
-    "nginx": read_nginx,
+_READERS: dict[str, tuple[str, Callable[[Conversion, str], None]]] = {
+    "ipvsadm": ("IPVS", read_ipvsadm),
+    "keepalived": ("keepalived", read_keepalived),
+    "haproxy": ("HAProxy", read_haproxy),
+    "nginx": ("nginx", read_nginx),
 }
 FORMATS = (*_READERS, KUBERNETES)
 
@@ -40,8 +41,8 @@ _FIRST_LINE = re.compile(
 
 def format_of(text: str) -> str:
     """The format of a text, one of FORMATS; empty if it looks like none of them."""
-    found = _FIRST_LINE.search(text)
-    return (found.lastgroup if found else "") or ""
+    line = _FIRST_LINE.search(text)
+    return (line.lastgroup if line else "") or ""
 
 
 def convert_text(text: str, path: str, source_format: str, addresses: Sequence[str] = ()) -> Declaration:
@@ -51,7 +52,11 @@ def convert_text(text: str, path: str, source_format: str, addresses: Sequence[s
     address of the host, one of each family. Each service is one that vipd/v1 can declare, and none claims
     what another has. Problems are lines whose effect the services do not have; they are valid without it.
     """
-    conversion = Conversion(path, addresses)
-    with conversion.reading().contain(0, f"converting from {source_format}"):
-        _READERS[source_format](conversion, text)
+    program, read = _READERS[source_format]
+    report = Report(program, path)
+    conversion = Conversion(report, addresses)
+    try:
+        read(conversion, text)
+    except Exception as error:
+        report.problems.add(internal_problem(error, f"converting from {source_format}", path))
     return conversion.finish()

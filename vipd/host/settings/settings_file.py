@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from vipd.declaration import nodes
-from vipd.declaration.nodes import Node
-from vipd.declaration.yaml_tree import read_tree
+from vipd.declaration.reader import Places
+from vipd.declaration.values import Faults
+from vipd.declaration.yaml_text import Lines, lines_of, read_values
 
 DEFAULT_CONFIG = Path("/etc/vipd/vipd.yaml")
 
@@ -46,22 +45,11 @@ class SettingsFile:
 
     def line_of(self, location: Sequence[str]) -> int:
         """The line of a value, by keys and numbers of items, or of the nearest one around it; 0: unknown."""
-        line, node = 0, self._root
-        for part in location:
-            if isinstance(node, nodes.Mapping) and part in node.items:
-                line, node = node.key_lines[part], node.items[part]
-            elif isinstance(node, nodes.Sequence) and part.isdecimal() and int(part) < len(node.items):
-                node = node.items[int(part)]
-                line = node.line
-            else:
-                break
-        return line
-
-    @cached_property
-    def _root(self) -> Node | None:
-        """Read for the first problem only: a file without one needs no lines."""
-        documents = read_tree(self.text, str(self.path)).documents
-        return documents[0] if documents else None
+        path = (0, *(int(part) if part.isdecimal() else part for part in location))
+        ends = range(len(path), 1, -1)
+        lines = lines_of(self.text.encode(), {path[:end] for end in ends})
+        nearest = next((lines[path[:end]] for end in ends if path[:end] in lines), Lines(0))
+        return nearest.key or nearest.value
 
 
 def read_settings_text(text: str, place: str) -> dict[str, object]:
@@ -90,13 +78,14 @@ def parse_assignments(assignments: Iterable[str]) -> dict[str, object]:
 
 def _syntax_faults(text: str, place: str, error: Exception) -> list[str]:
     """`file:line: what; hint: ...` for each fault of a text that PyYAML rejects with `error`."""
-    tree = read_tree(text, place)
-    if not tree.problems:
+    yaml_text = read_values(text)
+    if not yaml_text.faults:
         what = " ".join(str(error).split())
-        what = "more than one document; hint: keep one" if len(tree.documents) > 1 else f"is not YAML: {what}"
+        several = len(yaml_text.documents) > 1
+        what = "more than one document; hint: keep one" if several else f"is not YAML: {what}"
         return [f"{place}: {what}"]
     faults = []
-    for problem in tree.problems:
+    for problem in Places(place, yaml_text, []).problems(Faults(), yaml_text).by_line():
         hint = f"; hint: {problem.hint}" if problem.hint else ""
         # Text of a command line has no lines.
         line = problem.line if "\n" in text else 0

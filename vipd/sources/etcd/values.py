@@ -7,23 +7,20 @@ service; a name in the value must be the same.
 
 from __future__ import annotations
 
-import math
 import sys
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from hashlib import blake2b, sha256
+from typing import Any
 
-from vipd.declaration.backend_reader import read_backends
 from vipd.declaration.body_pattern import literal_text
-from vipd.declaration.fields import Report
-from vipd.declaration.native import API_VERSION, READING_SERVICE, parse_declaration
-from vipd.declaration.nodes import Mapping, Node, Scalar, is_null
-from vipd.declaration.policy_reader import ServiceDefaults
 from vipd.declaration.problems import Declaration, Problem, internal_problem, printable
-from vipd.declaration.service_reader import read_service
+from vipd.declaration.reader import Places, parse_value
+from vipd.declaration.service import API_VERSION, BACKENDS
 from vipd.declaration.syntax import InvalidTextError, parse_backend, quoted
-from vipd.declaration.yaml_tree import read_tree
+from vipd.declaration.values import Faults
+from vipd.declaration.yaml_text import read_values
 from vipd.model import limits
 from vipd.model.check import HttpProbe, UdpProbe
 from vipd.model.service import Backend, Origin, Service
@@ -196,13 +193,7 @@ def read_service_value(key: str, name: str, text: str, *, accepted: bool = False
     place = unit_name(key)
     if too_long := _too_long(place, text, limits.ETCD_SERVICE_BYTES):
         return Declaration(problems=(too_long,))
-    tree = read_tree(text, place)
-    root = tree.documents[0] if tree.documents else None
-    alone = len(tree.documents) == 1 and isinstance(root, Mapping) and "apiVersion" not in root.items
-    if tree.problems or not (alone and isinstance(root, Mapping)):
-        found = parse_declaration(text, place, SOURCE, accepted=accepted)
-    else:
-        found = _read_alone(place, root, accepted=accepted)
+    found = parse_value(text, place, SOURCE, accepted=accepted)
     problems = [*found.problems, *_misplaced(place, name, found)]
     services = tuple(_named(service, name, key) for service in found.services[:1])
     return Declaration(services, tuple(dict.fromkeys(problems)), found.notes)
@@ -214,28 +205,29 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
     `rest` is the key without its prefix: `SERVICE/ADDRESS:PORT`. The value is empty, or a mapping with a
     backend's keys besides address and port: `{weight: 2}`.
     """
-    report = Report(unit_name(key))
-    if too_long := _too_long(report.file, text, limits.ETCD_SMALL_VALUE_BYTES):
+    place, faults = unit_name(key), Faults()
+    if too_long := _too_long(place, text, limits.ETCD_SMALL_VALUE_BYTES):
         return Declaration(problems=(too_long,))
     service, _, where = rest.rpartition("/")
-    tree = read_tree(text, report.file)
-    report.problems.extend(tree.problems)
-    root: Node = tree.documents[0] if tree.documents else Mapping(1)
+    yaml = read_values(text)
+    value: Any = yaml.documents[0] if yaml.documents else {}
     try:
         base = parse_backend(where) if "@" not in where else None
     except InvalidTextError as error:
         base = None
-        report.add(0, "", error.what, error.hint)
+        faults.add((), error.what, error.hint)
+    backend = None
     if base is None or not service:
-        report.add(0, "", "the key is no backends/SERVICE/ADDRESS:PORT", "like backends/dns/10.244.0.5:53")
-    elif not isinstance(root, Mapping):
-        report.wrong_type(root, "", "a mapping like {weight: 2}, or empty")
+        faults.add((), "the key is no backends/SERVICE/ADDRESS:PORT", "like backends/dns/10.244.0.5:53")
+    elif type(value) is not dict:
+        faults.wrong_type(value, (0,), "a mapping like {weight: 2}, or empty")
     else:
-        backends, _ = read_backends(report, _with_place(report, root, base), "")  # a name excludes the place
-        _refuse_checks(report, [backend.value for backend in backends])
-        if backends and not report.problems:
-            return service, backends[0].value
-    return Declaration(problems=report.problems.by_line())
+        listed = BACKENDS.read(_with_place(faults, value, base), (0,), faults)
+        backend = next((b for b, _ in listed.by_address), None)  # a name excludes the place
+        _refuse_checks(faults, backend)
+    if backend and not faults.kept and not yaml.faults:
+        return service, backend
+    return Declaration(problems=Places(place, yaml, [faults]).problems(faults, yaml).by_line())
 
 
 def _too_long(place: str, text: str, most: int) -> Problem | None:
@@ -248,36 +240,28 @@ def _too_long(place: str, text: str, most: int) -> Problem | None:
     return Problem(place, 0, "", f"the value has {size} bytes, of which {most} are the most", hint)
 
 
-def _refuse_checks(report: Report, backends: Sequence[Backend]) -> None:
+def _refuse_checks(faults: Faults, backend: Backend | None) -> None:
     """A registration must not make every host match its patterns, send its datagrams, open a
     file, or probe so often that it becomes a load for the target."""
-    for backend in backends:
-        probe = backend.check.probe if backend.check else None
-        interval = backend.check.timing.interval if backend.check and probe else math.inf
-        if interval < limits.MIN_REGISTERED_CHECK_SECONDS:
-            what = f"a registered backend's check asks every {interval:g} s, from every host"
-            hint = (
-                f"{limits.MIN_REGISTERED_CHECK_SECONDS:g}s or more, or write it into the service's own check"
-            )
-            report.add(1, "check.interval", what, hint)
-        if isinstance(probe, HttpProbe) and literal_text(probe.body) is None:
-            what = f"a registered backend's check wants plain text, not the pattern {quoted(probe.body)}"
-            hint = "put a backslash before . ^ $ * + ? [ | ( ), or the pattern into the service's own check"
-            report.add(1, "check.body", what, hint)
-        if isinstance(probe, HttpProbe) and probe.ca:
-            what = "ca names a file of this host, which a registered backend may not"
-            report.add(1, "check.ca", what, "leave it out, for the certificates that the host trusts")
-        if isinstance(probe, UdpProbe):
-            hint = "write it into the service's own check, or use another type of check"
-            report.add(1, "check.send", "a registered backend's check sends no datagrams of its own", hint)
-
-
-def _read_alone(place: str, root: Mapping, *, accepted: bool) -> Declaration:
-    report = Report(place, accepted)
-    service = None
-    with report.contain(root.line, READING_SERVICE):
-        service = read_service(report, root, "", ServiceDefaults(), Origin(SOURCE, place, root.line))
-    return Declaration((service,) if service else (), report.problems.by_line(), report.notes())
+    probe = backend.check.probe if backend and backend.check else None
+    if not (backend and backend.check and probe):
+        return
+    interval = backend.check.timing.interval
+    if interval < limits.MIN_REGISTERED_CHECK_SECONDS:
+        what = f"a registered backend's check asks every {interval:g} s, from every host"
+        hint = f"{limits.MIN_REGISTERED_CHECK_SECONDS:g}s or more, or write it into the service's own check"
+        faults.add((0, "check", "interval"), what, hint)
+    if isinstance(probe, HttpProbe) and literal_text(probe.body) is None:
+        what = f"a registered backend's check wants plain text, not the pattern {quoted(probe.body)}"
+        hint = "put a backslash before . ^ $ * + ? [ | ( ), or the pattern into the service's own check"
+        faults.add((0, "check", "body"), what, hint)
+    if isinstance(probe, HttpProbe) and probe.ca:
+        what = "ca names a file of this host, which a registered backend may not"
+        faults.add((0, "check", "ca"), what, "leave it out, for the certificates that the host trusts")
+    if isinstance(probe, UdpProbe):
+        hint = "write it into the service's own check, or use another type of check"
+        what = "a registered backend's check sends no datagrams of its own"
+        faults.add((0, "check", "send"), what, hint)
 
 
 def _misplaced(place: str, name: str, found: Declaration) -> list[Problem]:
@@ -320,16 +304,11 @@ def _folder(start: str, name: str) -> str:
     return f"{start}{first}/" if slash else start
 
 
-def _with_place(report: Report, root: Mapping, base: Backend) -> Mapping:
+def _with_place(faults: Faults, value: dict[str, Any], base: Backend) -> dict[str, Any]:
     """The mapping of a value as one of a list of backends."""
     for key in ("address", "port"):
-        if key in root.items:
-            report.add(root.key_lines[key], key, "stands in the key", "leave it out")
-    items: dict[str, Node] = {"address": Scalar(1, base.address, plain=False)}
-    lines = {"address": 1}
-    if base.port is not None and "ports" not in root.items:
-        items["port"], lines["port"] = Scalar(1, str(base.port), plain=True), 1
-    for key, value in root.items.items():
-        if key not in ("address", "port") and not is_null(value):
-            items[key], lines[key] = value, root.key_lines[key]
-    return Mapping(root.line, items, lines)
+        if key in value:
+            faults.add((0, key), "stands in the key", "leave it out")
+    port = {"port": base.port} if base.port is not None and "ports" not in value else {}
+    rest = {k: item for k, item in value.items() if k not in ("address", "port") and item is not None}
+    return {"address": base.address, **port, **rest}

@@ -1,0 +1,1497 @@
+"""The definition of vipd/v1: every mapping, each key with its values, its default and its meaning. Pure.
+
+The reader, the writer, the JSON Schema, the tables of docs and manual, and the options of vipctl come from
+it. To add a key: one line here, one field in the model, and the code that uses it. In meanings backquotes
+mark what is literal.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, cast
+
+from vipd.declaration.body_pattern import PatternError, body_pattern
+from vipd.declaration.dns_names import (
+    DNS_NAME_PATTERN,
+    parse_any_backend,
+    parse_backend_address,
+    parse_dns_name,
+)
+from vipd.declaration.syntax import (
+    FORBIDDEN_BACKEND_KINDS,
+    FORBIDDEN_VIP_KINDS,
+    IPV4_PATTERN,
+    MAX_PORT,
+    InvalidTextError,
+    address_kind,
+    duration_text,
+    parse_address,
+    parse_backend,
+    parse_duration,
+    parse_network,
+    parse_percent,
+    parse_period,
+    parse_ports,
+    parse_protocol,
+    period_text,
+    quoted,
+    with_article,
+)
+from vipd.declaration.values import (
+    FLAG,
+    INVALID,
+    Choice,
+    Faults,
+    Items,
+    Key,
+    Kind,
+    Located,
+    Path,
+    Schema,
+    Short,
+    Table,
+    Text,
+    choice,
+    items_of,
+    matching,
+    misspelt,
+    number,
+    one_or_list,
+    one_or_more,
+    shown,
+    text_like,
+    unknown_key,
+)
+from vipd.declaration.yaml_text import meaning_of
+from vipd.model import limits
+from vipd.model.check import (
+    MAX_CHECK_SECONDS,
+    MAX_COUNT,
+    MIN_CHECK_SECONDS,
+    UNCHECKED,
+    Check,
+    DnsProbe,
+    ExecProbe,
+    HttpProbe,
+    InitialHealth,
+    Probe,
+    TcpProbe,
+    Timing,
+    UdpProbe,
+)
+from vipd.model.flow_limits import (
+    MAX_BURST,
+    MAX_CONNECTIONS,
+    MAX_NEW_PER_SECOND,
+    MIN_CLIENT_IPV6_PREFIX,
+    FlowLimits,
+    Limit,
+)
+from vipd.model.frozen import fast_constructor
+from vipd.model.service import (
+    MAX_AFFINITY_SECONDS,
+    MAX_SLOW_START_SECONDS,
+    MAX_WEIGHT,
+    Affinity,
+    AnnounceMethod,
+    Backend,
+    BackendState,
+    Balance,
+    ExternalAddress,
+    Masquerade,
+    NamedBackend,
+    NameKind,
+    Protocol,
+    RejectAction,
+    ServicePort,
+    TrafficDistribution,
+    TrafficPolicy,
+)
+
+API_VERSION = "vipd/v1"
+_new_backend = fast_constructor(Backend)
+_located: Any = partial(tuple.__new__, Located)
+"""In half of the time of the class, which calls a function of Python."""
+
+# Patterns, and what hints say of them.
+
+SERVICE_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
+SERVICE_NAME_HINT = "1 to 128 of A-Z a-z 0-9 . _ / - with a letter or digit at both ends"
+PORT_NAME = re.compile(r"(?=-*[a-z0-9])[a-z0-9-]{1,63}")
+"""Digits alone are legal in Kubernetes, which names a port `80-8080` itself."""
+PORT_NAME_HINT = "1 to 63 of a-z 0-9 - with at least one letter or digit"
+TOPOLOGY_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
+TOPOLOGY_NAME_HINT = "1 to 253 of A-Z a-z 0-9 . _ - with a letter or digit at both ends"
+HTTP_METHOD = re.compile(r"[A-Z]{1,16}")
+HOST_NAME = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")
+USER_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
+DOMAIN_NAME = re.compile(r"\.|(?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?")
+STATUS_RANGE = re.compile(r"([1-5][0-9]{2})(?:-([1-5][0-9]{2}))?")
+DNS_TYPES = ("A", "AAAA", "NS", "SOA", "TXT", "MX", "SRV", "CNAME", "PTR")
+DNS_RCODES = ("NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED")
+MAX_ARGUMENTS = 64
+_MAX_PAYLOAD = 1024
+_HEX = re.compile(r"hex:((?:[0-9a-fA-F]{2})+)")
+IPV6_PATTERN = (
+    r"(?!::[Ff]{4}:)(?![0-9A-Fa-f:.]*::[0-9A-Fa-f:.]*::)(?:[0-9A-Fa-f]{0,4}:){2,7}"
+    rf"(?:{IPV4_PATTERN}|[0-9A-Fa-f]{{0,4}})"
+)
+PORT_PATTERN = r"(?:6553[0-5]|655[0-2][0-9]|65[0-4][0-9]{2}|6[0-4][0-9]{3}|[1-5][0-9]{4}|[1-9][0-9]{0,3})"
+"""1 to 65535."""
+_PROTOCOLS = "|".join("".join(f"[{c}{c.upper()}]" for c in protocol) for protocol in Protocol)
+_FRONTEND = rf"(?:{IPV4_PATTERN}|\[{IPV6_PATTERN}\]):{PORT_PATTERN}/(?:{_PROTOCOLS})"
+
+
+def definition_name(title: str) -> str:
+    """The name of a mapping's schema: `external_address` of "An external address"."""
+    return title.removeprefix("A ").removeprefix("An ").lower().replace(" ", "_")
+
+
+def reference(title: str) -> Schema:
+    """The schema of the mapping with this title, or of a value with this name."""
+    return {"$ref": f"#/definitions/{definition_name(title)}"}
+
+
+def _either(words: str, *schemas: Mapping[str, Any]) -> dict[str, Any]:
+    return {"words": words, "schema": {"anyOf": list(schemas)}}
+
+
+_IP_ADDRESS = matching(
+    f"{IPV4_PATTERN}|{IPV6_PATTERN}", "an IPv4 or IPv6 address, without port, prefix length or name"
+)
+
+# Plain values.
+
+
+def usable(address: str, path: Path, faults: Faults, kinds: Mapping[str, str]) -> bool:
+    """Whether an address is of none of these kinds, which each have a hint."""
+    kind = address_kind(address)
+    if kind not in kinds or (
+        kind == "link-local" and kinds is FORBIDDEN_BACKEND_KINDS and ":" not in address
+    ):
+        return True
+    faults.add(path, f"{address} is {with_article(kind)} address", kinds[kind])
+    return False
+
+
+PORT_NUMBER = number(1, MAX_PORT)
+ADDRESS = Short("an IPv4 or IPv6 address", reference("ip_address"), parse_address, "an IP address")
+_DURATION = "a duration such as 90s, 10m, 3h or 1d"
+
+
+@dataclass(frozen=True, slots=True)
+class _Vip(Short):
+    """An address that a service may have."""
+
+    def read(self, value: Any, path: Path, faults: Faults) -> Any:
+        """The address."""
+        address = Short.read(self, value, path, faults)
+        if address is INVALID or usable(address, path, faults, FORBIDDEN_VIP_KINDS):
+            return address
+        return INVALID
+
+
+VIP = _Vip(ADDRESS.words, ADDRESS.schema, parse_address, "an IP address")
+
+
+def _duration(words: str, example: str, low: int, high: int, range_words: str) -> Short:
+    pattern = "[1-9][0-9]{0,17}[smhd]?" if low else "(?:0|[1-9][0-9]{0,17})[smhd]?"
+    schema = {**matching(pattern, _DURATION, ["integer", "string"]), "minimum": low, "maximum": high}
+    wanted = f"a duration like {example}"
+    return Short(words, schema, parse_duration, wanted, low, high, range_words, duration_text)
+
+
+def _period(words: str) -> Short:
+    least, most = MIN_CHECK_SECONDS, MAX_CHECK_SECONDS
+    return Short(
+        words, reference("period"), parse_period, "a duration like 5s", least, most, "from 100ms to 60m"
+    )
+
+
+NODE = text_like("text", TOPOLOGY_NAME, "the name of a node", TOPOLOGY_NAME_HINT)
+ZONE = text_like("text", TOPOLOGY_NAME, "the name of a zone", TOPOLOGY_NAME_HINT)
+_HOST_SCHEMA = matching(HOST_NAME.pattern, "a name, or an address, without a scheme")
+
+
+def _host(hint: str) -> Text:
+    return Text("a host name", _HOST_SCHEMA, "a host name", HOST_NAME.fullmatch, hint)
+
+
+def _allowed(text: str) -> str:
+    if text == "any":
+        raise InvalidTextError("any stands among networks", "write allow_from: any alone, or leave any out")
+    return parse_network(text)
+
+
+_NETWORK = Short("a network", reference("network"), _allowed, "a network like 203.0.113.0/24")
+
+
+@dataclass(frozen=True, slots=True)
+class _Networks(Kind):
+    """Networks, each once; `any` is no network at all."""
+
+    def read(self, value: Any, path: Path, faults: Faults) -> Any:
+        """The networks as a tuple."""
+        if value == "any":
+            return ()
+        empty = ("the list is empty", "name a network, or write any")
+        first: dict[str, Path] = {}
+        for network, at in Items("", {}, _NETWORK, empty).read(value, path, faults):
+            if network in first:
+                faults.add(at, f"{network} is already", "remove one of them", other=first[network])
+            first.setdefault(network, at)
+        return tuple(first)
+
+    def written(self, value: Any) -> object:
+        """One as text; none is `any`."""
+        return one_or_list(value) if value else "any"
+
+
+NETWORKS = _Networks(
+    "a network, an address, a list, or `any`",
+    {
+        "if": {"type": "array"},
+        "then": {"items": reference("network"), "minItems": 1, "uniqueItems": True},
+        "else": {"anyOf": [{"enum": ["any"]}, reference("network")]},
+    },
+)
+
+# Checks.
+
+
+@dataclass(frozen=True, slots=True)
+class _Status(Kind):
+    """Statuses and ranges of them."""
+
+    def read(self, value: Any, path: Path, faults: Faults) -> Any:
+        """The ranges, both ends included."""
+        ranges = []
+        for item, at in items_of(value, path):
+            text = str(item) if isinstance(item, str | int) and not isinstance(item, bool) else ""
+            match = STATUS_RANGE.fullmatch(text)
+            if match is None:
+                faults.wrong_type(item, at, "a status like 200 or a range like 200-299")
+                continue
+            low, high = int(match[1]), int(match[2] or match[1])
+            if low > high:
+                faults.add(at, f"{text} is no range", f"write {high}-{low}")
+                continue
+            ranges.append((low, high))
+        return tuple(ranges) or INVALID
+
+
+@dataclass(frozen=True, slots=True)
+class _Body(Kind):
+    """Text, or a regular expression."""
+
+    def read(self, value: Any, path: Path, faults: Faults) -> Any:
+        """The pattern. One that was accepted may stay: its backends are in trouble then, and serve on."""
+        text = Text("", {}, "text, or a regular expression").read(value, path, faults)
+        if text is INVALID:
+            return INVALID
+        try:
+            body_pattern(text)
+        except PatternError as error:
+            if not faults.accepted:
+                faults.add(path, error.what, error.hint)
+                return INVALID
+        return text
+
+
+@dataclass(frozen=True, slots=True)
+class _Payload(Kind):
+    """Text as UTF-8, or `hex:` and pairs of digits."""
+
+    def read(self, value: Any, path: Path, faults: Faults) -> Any:
+        """The bytes."""
+        wanted = "text, or hex: and pairs of digits"
+        text = Text("", {}, wanted, numbers=True).read(value, path, faults)
+        if text is INVALID:
+            return INVALID
+        match = _HEX.fullmatch(text)
+        payload = bytes.fromhex(match[1]) if match else text.encode()
+        if text.startswith("hex:") and match is None:
+            faults.add(path, f"{quoted(text)} is not hexadecimal", "write pairs of digits: hex:0a1b")
+            return INVALID
+        if len(payload) > _MAX_PAYLOAD:
+            faults.add(path, f"{len(payload)} bytes are too long", f"at most {_MAX_PAYLOAD}")
+            return INVALID
+        return payload
+
+
+@dataclass(frozen=True, slots=True)
+class _Command(Kind):
+    """A program's absolute path and its arguments."""
+
+    def read(self, value: Any, path: Path, faults: Faults) -> Any:
+        """The words."""
+        items = list(items_of(value, path))
+        words = [_argument(item, at, faults) for item, at in items]
+        if not words or len(words) > MAX_ARGUMENTS:
+            what = f"{len(words)} words are no command"
+            faults.add(path, what, f"from 1 to {MAX_ARGUMENTS} words")
+            return INVALID
+        program = words[0]
+        if program is not INVALID and not program.startswith("/"):
+            hint = "write the program's absolute path and its arguments as a list; there is no shell"
+            faults.add(items[0].path, f"{quoted(program)} is not an absolute path", hint)
+        elif program is not INVALID and type(value) is not list and " " in program and not faults.accepted:
+            hint = f"write a list, each word by itself: [{', '.join(program.split())}]; there is no shell"
+            faults.add(path, "the program and its arguments are one text", hint)
+        return tuple(word for word in words if word is not INVALID)
+
+
+def _argument(value: Any, path: Path, faults: Faults) -> Any:
+    text = Text("", {}, "text", numbers=True).read(value, path, faults)
+    if text is not INVALID and "\0" in text:
+        faults.add(path, "an argument cannot hold a zero byte")
+        return INVALID
+    return text
+
+
+def _is_path(text: str) -> bool:
+    return text.startswith("/") and text.isascii() and text.isprintable() and " " not in text
+
+
+_FILE_PATH = matching("/[^\\u0000]*", "an absolute path")
+FILE = Text(
+    "a file's path",
+    _FILE_PATH,
+    "an absolute path",
+    lambda text: text.startswith("/") and "\0" not in text,
+    "it starts with /",
+)
+_STATUS = {
+    **matching(
+        STATUS_RANGE.pattern, "a status such as 200 or a range such as 200-299", ["integer", "string"]
+    ),
+    "minimum": 100,
+    "maximum": 599,
+}
+_PAYLOAD = _Payload(
+    "text, or `hex:` and digits",
+    {
+        "type": ["integer", "string"],
+        "pattern": "^(?!hex:)|^hex:(?:[0-9a-fA-F]{2})+$",
+        "patternErrorMessage": "must be pairs of digits behind hex:, such as hex:0a1b",
+    },
+)
+_TEXT = {"type": "string", "maxLength": limits.TEXT}
+
+
+def _jitter(text: str) -> float:
+    part = parse_percent(text)
+    if part > 0.5:
+        raise InvalidTextError(f"{part:.0%} is out of range", "from 0% to 50%")
+    return part
+
+
+TIMING = {
+    "interval": Key(
+        _period("a duration, 100ms to 60m"),
+        "`5s`",
+        "From one question to the next. At least 1s for a backend that registers itself.",
+    ),
+    "timeout": Key(_period("a duration, 100ms to `interval`"), "`2s`", "Longest time for an answer."),
+    "rise": Key(number(1, MAX_COUNT), "2", "Good answers in a row that make an unhealthy backend healthy."),
+    "fall": Key(number(1, MAX_COUNT), "3", "Bad answers in a row that make a healthy backend unhealthy."),
+    "start": Key(choice(InitialHealth), "`healthy`", "What it counts as until the first verdict."),
+    "jitter": Key(
+        Short(
+            "`0%` to `50%`",
+            matching("0{0,2}[0-9]%|0?[1-4][0-9]%|0?50%", "from 0% to 50%"),
+            _jitter,
+            "a percentage like 10%",
+        ),
+        "`10%`",
+        "By how much pauses are shortened at random.",
+    ),
+}
+"""The keys of every check: fields of `Timing`."""
+
+
+class CheckType(NamedTuple):
+    """A type of check: its probe without further keys, and the keys that it has beside those of all."""
+
+    probe: Probe | None
+    keys: Mapping[str, Key]
+    required: Mapping[str, str] = {}
+    """The keys that it must have, each with a hint."""
+
+
+_PORT_ASKED = {"port": Key(PORT_NUMBER, "the backend's own", "The port that is asked.")}
+_HTTP = {
+    **_PORT_ASKED,
+    "method": Key(
+        Text(
+            "an HTTP method",
+            matching(HTTP_METHOD.pattern, "an HTTP method in capitals: GET or HEAD"),
+            "an HTTP method",
+            HTTP_METHOD.fullmatch,
+            "write it in capitals: GET or HEAD",
+        ),
+        "`GET`",
+        "http, https: of the request.",
+    ),
+    "path": Key(
+        Text(
+            "a path",
+            matching("/[!-~]*", "a path such as /healthz, without spaces"),
+            "a path like /healthz",
+            _is_path,
+            "it starts with / and holds no spaces",
+            "a path",
+        ),
+        "`/`",
+        "http, https: of the request.",
+    ),
+    "host": Key(
+        _host("write a name, or an address, without a scheme"),
+        "the address and port",
+        "http, https: the Host header.",
+    ),
+    "status": Key(
+        _Status(
+            "a status, a range, or a list",
+            {"if": {"type": "array"}, "then": {"items": _STATUS}, "else": _STATUS},
+        ),
+        "`200-399`",
+        "http, https: good ones. Redirections are not followed.",
+    ),
+    "body": Key(
+        _Body("text, or a regular expression", _TEXT),
+        "any body",
+        "http, https: found in the answer's first 64 KiB.",
+    ),
+}
+CHECK_TYPES = {
+    "none": CheckType(None, {}),
+    "tcp": CheckType(TcpProbe(), _PORT_ASKED),
+    "http": CheckType(HttpProbe(), _HTTP),
+    "https": CheckType(
+        HttpProbe(tls=True),
+        {
+            **_HTTP,
+            "verify": Key(FLAG, "`true`", "https: whether the certificate must be valid."),
+            "ca": Key(
+                FILE,
+                "the host's",
+                "https: certificates to trust, in a regular file of at most 1 MiB. Not in etcd, where "
+                "nothing names files of hosts.",
+            ),
+            "server_name": Key(
+                _host("the name in the certificate"),
+                "`host`, else the address",
+                "https: name sent (SNI) and verified.",
+            ),
+        },
+    ),
+    "udp": CheckType(
+        UdpProbe(),
+        {
+            **_PORT_ASKED,
+            "send": Key(_PAYLOAD, "", "udp: the datagram. Required."),
+            "expect": Key(
+                _PAYLOAD,
+                "silence is good",
+                "udp: what the answer begins with. Without it only an ICMP refusal is bad.",
+            ),
+        },
+        {"send": "write what the server answers to: {type: udp, send: ping}"},
+    ),
+    "dns": CheckType(
+        DnsProbe(),
+        {
+            **_PORT_ASKED,
+            "query": Key(
+                Text(
+                    "a domain name",
+                    matching(DOMAIN_NAME.pattern, "a name such as example.com, or ."),
+                    "a domain name",
+                    DOMAIN_NAME.fullmatch,
+                    "write a name like example.com, or .",
+                ),
+                "`.`",
+                "dns: the name that is asked for.",
+            ),
+            "record": Key(choice(DNS_TYPES), "`A`", "dns: the type of record."),
+            "rcode": Key(choice(DNS_RCODES, words="a response code"), "`NOERROR`", "dns: of a good answer."),
+            "answer": Key(
+                Text("the text of a record", _TEXT, "the text of a record"),
+                "any or none",
+                "dns: must be among the answers.",
+            ),
+        },
+    ),
+    "exec": CheckType(
+        ExecProbe(),
+        {
+            **_PORT_ASKED,
+            "command": Key(
+                _Command(
+                    "a list of text",
+                    {
+                        "if": {"type": "array"},
+                        "then": {
+                            "items": [_FILE_PATH],
+                            "additionalItems": {"type": ["integer", "string"]},
+                            "minItems": 1,
+                            "maxItems": MAX_ARGUMENTS,
+                        },
+                        "else": matching("/\\S*", "a program's absolute path, or a list with its arguments"),
+                    },
+                ),
+                "",
+                "exec: a program's absolute path and its arguments, each word by itself. No shell. Required.",
+            ),
+            "user": Key(
+                Text(
+                    "a user's name",
+                    matching(USER_NAME.pattern, "the name of a user, such as vipd-check"),
+                    "a user's name",
+                    USER_NAME.fullmatch,
+                    "a user without rights, such as vipd-check",
+                ),
+                "one for each author",
+                "exec: the user that runs it. Never root, nor a user that may change what vipd does.",
+            ),
+        },
+        {"command": "write {type: exec, command: [/usr/local/bin/check, --quick]}"},
+    ),
+}
+PROBE_FIELDS = {"record": "type"}
+"""Keys that a probe's field is not named after."""
+_TYPE = choice(list(CHECK_TYPES))
+CHECK_KEYS: Mapping[str, Key] = {
+    "type": Key(_TYPE, "", "Required in a mapping."),
+    **TIMING,
+    **{name: key for kind in CHECK_TYPES.values() for name, key in kind.keys.items()},
+}
+"""Every key of a check, whatever its type."""
+
+
+def keys_of_check(kind: str) -> Mapping[str, Key]:
+    """The keys of a check of this type."""
+    first = {"type": CHECK_KEYS["type"]}
+    return {**first, **(TIMING if kind != "none" else {}), **CHECK_TYPES[kind].keys}
+
+
+_KEYS_OF_CHECK = {kind: Table("", {}, "A check", keys_of_check(kind)) for kind in CHECK_TYPES}
+
+
+@dataclass(frozen=True, slots=True)
+class _Check(Kind):
+    """A type of check, or a mapping."""
+
+    def read(self, value: Any, path: Path, faults: Faults) -> Any:
+        """The check."""
+        if type(value) is not dict:
+            kind = _TYPE.read(value, path, faults)
+            return INVALID if kind is INVALID else _finished(kind, {}, {}, path, faults)
+        if "type" not in value:
+            faults.add(path, "type is missing", "write {type: tcp}")
+            return INVALID
+        kind = _TYPE.read(value["type"], (*path, "type"), faults)
+        if kind is INVALID:
+            return INVALID
+        return _finished(kind, _KEYS_OF_CHECK[kind].read(value, path, faults), value, path, faults)
+
+
+def _finished(
+    kind: str, right: dict[str, Any], written: Mapping[str, Any], path: Path, faults: Faults
+) -> Check:
+    """The check of these values, its faults across keys reported."""
+    probe, keys, required = CHECK_TYPES[kind]
+    if probe is None:
+        return UNCHECKED
+    for key, hint in required.items():
+        if key not in written:
+            faults.add(path, f"{key} is missing", hint)
+    own = tuple((PROBE_FIELDS.get(key, key), right[key]) for key in keys if key in right)
+    timing: Timing = _made(Timing, tuple((key, right[key]) for key in TIMING if key in right))
+    if timing.timeout > timing.interval:
+        if "timeout" in written:
+            what = f"timeout {period_text(timing.timeout)} is longer than"
+            what += f" interval {period_text(timing.interval)}"
+            faults.add((*path, "timeout"), what, "an answer must come before the next question")
+        # A missing timeout follows the interval: a short interval alone means a short timeout too.
+        timing = _made(timing, (("timeout", timing.interval),))
+    return cast("Check", _made(Check, (("probe", _made(probe, own)), ("timing", timing))))
+
+
+CHECK = _Check(
+    **_either(
+        "a type of check, or a mapping",
+        {"enum": [kind for kind in CHECK_TYPES if not CHECK_TYPES[kind].required]},
+        reference("check"),
+    )
+)
+
+
+@lru_cache(maxsize=1024)
+def _made(cls: Any, items: tuple[tuple[str, Any], ...]) -> Any:
+    """A frozen value. Many services have equal ones, which are one object."""
+    return replace(cls, **dict(items)) if not isinstance(cls, type) else cls(**dict(items))
+
+
+# Ports.
+
+PORT_TEXT = {
+    **matching(
+        rf"{PORT_PATTERN}(?::{PORT_PATTERN})?(?:/(?:{_PROTOCOLS})(?:, ?(?:{_PROTOCOLS}))*)?",
+        "a port such as 443, 53/udp, 80:8080/tcp or 53/tcp,udp",
+        ["integer", "string", "object"],
+    ),
+    "minimum": 1,
+    "maximum": MAX_PORT,
+}
+PROTOCOL_WORDS = [protocol.upper() for protocol in Protocol]
+
+
+@dataclass(frozen=True, slots=True)
+class _Protocol(Kind):
+    """One transport protocol."""
+
+    def read(self, value: Any, path: Path, faults: Faults) -> Any:
+        """The protocol."""
+        if type(value) is list or (isinstance(value, str) and "," in value):
+            hint = "write a port for each, or the short form: 53:5353/tcp,udp"
+            faults.add(path, "a port has one protocol", hint)
+            return INVALID
+        return Short("", {}, parse_protocol, "tcp, udp or sctp").read(value, path, faults)
+
+
+PORT = Table(
+    "a port",
+    reference("port"),
+    "A port",
+    {
+        "name": Key(
+            Text(
+                "text",
+                matching(PORT_NAME.pattern, PORT_NAME_HINT),
+                "a name",
+                PORT_NAME.fullmatch,
+                PORT_NAME_HINT,
+                "a port name",
+            ),
+            "none",
+            "1 to 63 of `a-z 0-9 -`, at least one letter or digit. Needed only for `ports` of a backend.",
+        ),
+        "port": Key(PORT_NUMBER, "", "Required. What clients connect to."),
+        "protocol": Key(
+            _Protocol(
+                "`tcp`, `udp` or `sctp`",
+                {"enum": [*map(str, Protocol), *PROTOCOL_WORDS]},
+            ),
+            "`tcp`",
+            "Of clients and backends.",
+        ),
+        "target": Key(PORT_NUMBER, "`port`", "The backends' port."),
+        "node_port": Key(PORT_NUMBER, "none", "Port on this host's own addresses that leads here too."),
+    },
+    PORT_TEXT,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ports(Kind):
+    """Ports in any form, one or a list."""
+
+    def read(self, value: Any, path: Path, faults: Faults) -> Any:
+        """A list of `Located` ports."""
+        if type(value) is list and not value:
+            faults.add(path, "the list is empty", "every service needs a port, like 53/udp")
+        ports: list[Located[ServicePort]] = []
+        before: Any = None
+        for item, at in items_of(value, path):
+            if type(item) is dict:
+                port = _port(item, at, faults)
+                ports += () if port is INVALID else (Located(port, at),)
+            elif not _is_misread(item, at, before, faults):
+                several = _PORT_TEXT.read(item, at, faults)
+                ports += () if several is INVALID else [_located((port, at)) for port in several]
+            before = item
+        return ports
+
+
+_PORT_TEXT = Short("", {}, parse_ports, "a port like 53/udp or a mapping")
+
+
+_PROTOCOL_WORDS = frozenset(map(str, Protocol))
+
+
+def _is_misread(value: Any, path: Path, before: Any, faults: Faults) -> bool:
+    """Report what YAML makes of a port without quotes: the item `udp` of `[80/tcp,udp]`, the number
+    `22:22`."""
+    if not isinstance(value, str):
+        return False
+    if isinstance(before, str) and "/" in before and value.lower() in _PROTOCOL_WORDS:
+        hint = f'a comma ends an item of a list: write "{before},{value}" in quotes'
+        faults.add(path, f"{quoted(value)} is not a port", hint)
+        return True
+    if ":" in value and meaning_of(value):
+        faults.wrong_type(value, path, "a port", f'put it in quotes: "{value}", or write {value}/tcp')
+        return True
+    return False
+
+
+def _port(value: dict[str, Any], path: Path, faults: Faults) -> Any:
+    right = PORT.read(value, path, faults)
+    if "port" not in value and "port" not in misspelt(value, PORT.keys, faults):
+        faults.add(path, "port is missing", "write {port: 53, protocol: udp}")
+    if "port" not in right or ("protocol" in value and "protocol" not in right):
+        return INVALID
+    target = right.get("target")
+    return ServicePort(
+        right["port"],
+        right.get("protocol", Protocol.TCP),
+        right.get("name", ""),
+        None if target == right["port"] else target,
+        right.get("node_port"),
+    )
+
+
+# Backends.
+
+BACKEND_TEXT = matching(
+    rf"(?:{IPV4_PATTERN}(?::{PORT_PATTERN})?|\[{IPV6_PATTERN}\]:{PORT_PATTERN}|{IPV6_PATTERN})"
+    rf"(?:@(?:0|{PORT_PATTERN}))?|dns:{DNS_NAME_PATTERN}(?::{PORT_PATTERN})?(?:@(?:0|{PORT_PATTERN}))?"
+    rf"|srv:{DNS_NAME_PATTERN}",
+    "a backend such as 10.244.0.5, 10.244.0.5:5353@2, [fd00::5]:5353 or dns:web.internal:80",
+    ["string", "object"],
+)
+STATES = {
+    **{state.value: state for state in BackendState},
+    "active": BackendState.UP,
+    "ready": BackendState.UP,
+    "draining": BackendState.DRAIN,
+    "disabled": BackendState.DOWN,
+}
+"""The words for a backend's state. The canonical ones are those of the model; they are used for output."""
+_STATE_SYNONYMS = tuple(word for word in STATES if word not in tuple(BackendState))
+
+
+@dataclass(frozen=True, slots=True)
+class _NamedPorts(Kind):
+    """Ports by the names of the service's."""
+
+    def read(self, value: Any, path: Path, faults: Faults) -> Any:
+        """Pairs of name and number. Whether the service has such ports is not checked here."""
+        if type(value) is not dict:
+            hint = "for one port for all, write port: 8080"
+            faults.wrong_type(value, path, "a mapping like {http: 8080}", hint)
+            return ()
+        if not value:
+            faults.add(path, "the mapping is empty", "a backend of no port is none: remove the backend")
+        pairs = []
+        for name, item in value.items():
+            number = PORT_NUMBER.read(item, (*path, name), faults)
+            if number is not INVALID:
+                pairs.append((name, number))
+        return tuple(pairs)
+
+
+def _name_of_dns(kind: NameKind, meaning: str) -> Key:
+    schema = matching(DNS_NAME_PATTERN, "a DNS name")
+    return Key(Short("a DNS name", schema, parse_dns_name, "a DNS name"), "", meaning)
+
+
+BACKEND = Table(
+    "a backend",
+    reference("backend"),
+    "A backend",
+    {
+        "address": Key(
+            Short("an IPv4 or IPv6 address", reference("ip_address"), parse_backend_address, "an IP address"),
+            "",
+            "Of a family that the service has an address of; not loopback, and no service's `address`. A "
+            "backend has this, `dns` or `srv`.",
+        ),
+        "dns": _name_of_dns(
+            NameKind.DNS, "A name in place of `address`: each of its addresses is a backend."
+        ),
+        "srv": _name_of_dns(
+            NameKind.SRV,
+            "A name in place of `address` whose SRV records say the backends, their ports, weights and which "
+            "are backups. Only in services of one port; not beside `port`, `ports` or `weight`.",
+        ),
+        "port": Key(
+            PORT_NUMBER, "the port's `target`", "The backend's own port, for all ports of the service."
+        ),
+        "ports": Key(
+            _NamedPorts(
+                "a mapping of port names to numbers",
+                {
+                    "type": "object",
+                    "propertyNames": matching(PORT_NAME.pattern, f"the name of a port: {PORT_NAME_HINT}"),
+                    "additionalProperties": PORT_NUMBER.schema,
+                    "minProperties": 1,
+                },
+            ),
+            "all ports",
+            "The only ports that it serves, each with its own number. Not beside `port`.",
+        ),
+        "weight": Key(
+            number(0, MAX_WEIGHT),
+            "1",
+            "Its share of new flows is its weight over the sum of all. 0: no new flows.",
+        ),
+        "state": Key(
+            choice(STATES, *_STATE_SYNONYMS),
+            "`up`",
+            "`drain`: new flows only while nothing that is up can serve. "
+            "`down`: none, and flows are treated as if it were removed.",
+        ),
+        "node": Key(
+            NODE,
+            "none",
+            "The host it runs on, for the policy `local`. Compared with the setting `node_name`.",
+        ),
+        "zone": Key(
+            one_or_more("text or a list", ZONE, ("the list is empty", "name a zone, or remove the key")),
+            "none",
+            "Zones whose clients it should serve. Compared with the setting `zone`.",
+        ),
+        "backup": Key(FLAG, "`false`", "Serves only while no backend that is none can."),
+        "check": Key(CHECK, "the service's", "How this backend is checked."),
+        "max_connections": Key(
+            number(1, MAX_CONNECTIONS),
+            "no limit",
+            "With so many live flows of the service through this host it gets no new ones, until a twentieth "
+            "of them has ended. vipd counts about once a second, so that more may come within a second.",
+        ),
+    },
+    BACKEND_TEXT,
+)
+_BACKEND_TEXT = Short("", {}, parse_any_backend, "a backend address or a mapping")
+
+
+class BackendList(NamedTuple):
+    """Backends as they are written."""
+
+    by_address: Sequence[Located[Backend]] = ()
+    by_name: Sequence[Located[NamedBackend]] = ()
+    detailed: bool = False
+    """Whether one is written as a mapping: a short form says neither ports nor a check."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Backends(Kind):
+    """Backends in any form, one or a list; null is an empty list."""
+
+    def read(self, value: Any, path: Path, faults: Faults) -> Any:
+        """A `BackendList`."""
+        by_address: list[Located[Backend]] = []
+        by_name: list[Located[NamedBackend]] = []
+        several, detailed = type(value) is list, False
+        for index, item in enumerate(value if several else () if value is None else (value,)):
+            at = (*path, index) if several else path
+            if type(item) is dict:
+                backend, detailed = _backend(item, at, faults), True
+            else:
+                try:
+                    backend = parse_backend(item)
+                except (InvalidTextError, TypeError):
+                    backend = _BACKEND_TEXT.read(item, at, faults)  # a name, or says what is wrong
+            if type(backend) is Backend:
+                address = backend.address
+                if not address_kind(address) or usable(address, at, faults, FORBIDDEN_BACKEND_KINDS):
+                    by_address.append(_located((backend, at)))
+            elif backend is not INVALID:
+                by_name.append(_located((backend, at)))
+        return BackendList(by_address, by_name, detailed)
+
+
+def _backend(value: dict[str, Any], path: Path, faults: Faults) -> Any:
+    right = BACKEND.read(value, path, faults)
+    if "ports" in value and "port" in value:
+        hint = "ports names the only service ports that the backend serves; port is for all of them"
+        faults.add(path, "port and ports exclude each other", hint, key="port")
+        right.pop("port", None)
+    if "zone" in right:
+        right["zones"] = tuple(dict.fromkeys(zone for zone, _ in right.pop("zone")))
+    if "dns" in value or "srv" in value:
+        kind = NameKind.DNS if "dns" in value else NameKind.SRV
+        return _named_backend(kind, value, right, path, faults)
+    if "address" not in value and "address" not in misspelt(value, BACKEND.keys, faults):
+        faults.add(path, "address is missing", "write {address: 10.0.0.5, weight: 2}")
+    return _new_backend(**right) if "address" in right else INVALID
+
+
+def _named_backend(
+    kind: NameKind, value: dict[str, Any], right: dict[str, Any], path: Path, faults: Faults
+) -> Any:
+    own = ("port", "ports", "weight") if kind is NameKind.SRV else ()
+    for key in ("address", *(other for other in NameKind if other is not kind), *own):
+        if key in value:
+            hint = f"remove {key}: an SRV record has its own" if key in own else "write one of them"
+            faults.add(path, f"{kind} and {key} exclude each other", hint, key=str(key))
+            return INVALID
+    rest = {key: value for key, value in right.items() if key not in ("address", *NameKind)}
+    return NamedBackend(kind, right[kind], Backend("", **rest)) if kind in right else INVALID
+
+
+def _backends(words: str, least: int) -> _Backends:
+    array = {
+        "items": reference("backend"),
+        "minItems": least,
+        "uniqueItems": True,
+        "maxItems": limits.BACKENDS,
+    }
+    types = ["array"] if least else ["array", "null"]
+    return _Backends(words, {"if": {"type": types}, "then": array, "else": reference("backend")})
+
+
+BACKENDS = _backends("a backend or a list, may be empty", 0)
+FALLBACK_BACKENDS = _backends("as for a service, at least one", 1)
+
+# What a service may inherit from `defaults`.
+
+AFFINITY_TIMEOUT = _duration("a duration, 1s to 1d", "3h", 1, MAX_AFFINITY_SECONDS, "from 1s to 1d")
+AFFINITY = Table(
+    "affinity",
+    reference("affinity"),
+    "Affinity",
+    {
+        "by": Key(choice({"client-ip": True}), "", "Required in a mapping."),
+        "timeout": Key(AFFINITY_TIMEOUT, "`3h`", "Counts from the client's last new flow."),
+    },
+)
+_AFFINITIES = choice({"none": None, "client-ip": Affinity(), "true": Affinity(), "false": None})
+
+
+@dataclass(frozen=True, slots=True)
+class _Affinity(Kind):
+    """A word, a duration, or a mapping."""
+
+    def read(self, value: Any, path: Path, faults: Faults) -> Any:
+        """The affinity, or None."""
+        if isinstance(value, str | int) and str(value)[:1].isdigit():
+            seconds = AFFINITY_TIMEOUT.read(value, path, faults)
+            return Affinity() if seconds is INVALID else Affinity(seconds)
+        if type(value) is not dict:
+            return _AFFINITIES.read(value, path, faults)
+        right = AFFINITY.read(value, path, faults)
+        if "by" not in value:
+            faults.add(path, "by is missing", "write {by: client-ip, timeout: 3h}")
+        return Affinity(right["timeout"]) if "timeout" in right else Affinity()
+
+    def written(self, value: Any) -> object:
+        """The word, or a mapping for another time than the default."""
+        if value == Affinity():
+            return "client-ip"
+        return {"by": "client-ip", "timeout": duration_text(value.timeout)}
+
+
+class Fallback(NamedTuple):
+    """What a new flow meets while no backend can serve."""
+
+    refusal: RejectAction = RejectAction.REJECT
+    keeps_unhealthy: bool = False
+    backends: BackendList = BackendList()
+
+
+FALLBACK = Table(
+    "fallback",
+    reference("fallback"),
+    "Fallback",
+    {
+        "backends": Key(
+            FALLBACK_BACKENDS,
+            "",
+            "Required. Serve while no backend of the service can, on any host. If they cannot either, the "
+            "flow is refused.",
+        ),
+    },
+)
+_FALLBACKS = choice([*map(str, RejectAction), "keep"])
+_ONE_BACKEND = ("address", *NameKind)
+"""A mapping with one of these keys is a single backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fallback(Kind):
+    """A word, or backends."""
+
+    def read(self, value: Any, path: Path, faults: Faults) -> Any:
+        """A `Fallback`."""
+        # What is no backend, by address or name, is a word.
+        if not isinstance(value, dict | list) and not any(sign in str(value) for sign in ".:"):
+            word = _FALLBACKS.read(value, path, faults)
+            refusal = RejectAction.REJECT if word in (INVALID, "keep") else RejectAction(word)
+            return Fallback(refusal, word == "keep")
+        backends, at = value, path
+        if type(value) is dict and value.keys().isdisjoint(_ONE_BACKEND):
+            for name in value:
+                if name not in FALLBACK.keys:
+                    unknown_key(name, path, faults, FALLBACK.keys)
+            if "backends" not in value:
+                faults.add(path, "backends is missing", "write reject, drop, keep or {backends: [10.0.0.9]}")
+                return Fallback()
+            backends, at = value["backends"], (*path, "backends")
+        if backends is None or backends == []:
+            faults.add(at, "the list is empty", "name a backend, or write reject")
+        words = [Located(item, place) for item, place in items_of(backends, at) if _is_word(item)]
+        for item, place in words:
+            hint = "write reject, drop or keep alone, or only backends"
+            faults.wrong_type(item, place, "a backend", hint)
+        return Fallback(backends=BackendList() if words else FALLBACK_BACKENDS.read(backends, at, faults))
+
+
+def _is_word(value: Any) -> bool:
+    return isinstance(value, str) and value in _FALLBACKS.choices
+
+
+class Announce(NamedTuple):
+    """The key `announce` as written."""
+
+    by: AnnounceMethod
+    inside: bool | None = None
+    """Whether `address` is announced, too; None: only if the service has no other address."""
+
+
+_METHODS = choice({**{method.value: method for method in AnnounceMethod}, "none": None})
+ANNOUNCE = Table(
+    "announce",
+    reference("announce"),
+    "Announce",
+    {
+        "by": Key(choice({method.value: method for method in AnnounceMethod}), "", "Required in a mapping."),
+        "addresses": Key(
+            choice({"external": False, "all": True}),
+            "as the short form",
+            "`all`: its `address`, too, besides the external and load balancer addresses.",
+        ),
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Announce(Kind):
+    """A method, or a mapping."""
+
+    def read(self, value: Any, path: Path, faults: Faults) -> Any:
+        """An `Announce`, or None."""
+        if type(value) is not dict:
+            method = _METHODS.read(value, path, faults)
+            return None if method in (INVALID, None) else Announce(method)
+        right = ANNOUNCE.read(value, path, faults)
+        if "by" not in value:
+            faults.add(path, "by is missing", "write {by: routes, addresses: all}")
+        return Announce(right["by"], right.get("addresses")) if "by" in right else None
+
+
+_PER_PORT = "of each port, in each address family by itself"
+LIMITS = Table(
+    "limits",
+    reference("flow_limits"),
+    "Flow limits",
+    {
+        "connections": Key(number(1, MAX_CONNECTIONS), "no limit", f"Flows at the same time, {_PER_PORT}."),
+        "connections_per_client": Key(number(1, MAX_CONNECTIONS), "no limit", "The same of one client."),
+        "new_per_second": Key(
+            number(1, MAX_NEW_PER_SECOND), "no limit", f"New flows in a second, {_PER_PORT}."
+        ),
+        "burst": Key(
+            number(1, MAX_BURST),
+            "`new_per_second`",
+            "New flows that may come at once after a pause; "
+            "each second makes room for `new_per_second` more.",
+        ),
+        "new_per_client": Key(
+            number(1, MAX_NEW_PER_SECOND), "no limit", "New flows of one client in a second."
+        ),
+        "client_burst": Key(number(1, MAX_BURST), "`new_per_client`", "`burst` of one client."),
+        "client_ipv6_prefix": Key(
+            number(MIN_CLIENT_IPV6_PREFIX, 128),
+            "64",
+            "Length of the IPv6 prefix whose addresses count as one client. With IPv4 each address does.",
+        ),
+    },
+)
+_BURSTS = {"burst": Limit.NEW_PER_SECOND, "client_burst": Limit.NEW_PER_CLIENT}
+"""Each burst, and the rate that it belongs to."""
+_LIMITS_EXAMPLE = "write {connections_per_client: 100, new_per_second: 50}, or none"
+
+
+@dataclass(frozen=True, slots=True)
+class _Limits(Kind):
+    """`none`, or a mapping."""
+
+    def read(self, value: Any, path: Path, faults: Faults) -> Any:
+        """The limits; None: there are none."""
+        if type(value) is not dict:
+            if value != "none":
+                faults.wrong_type(value, path, "a mapping or none", _LIMITS_EXAMPLE)
+            return None
+        right = LIMITS.read(value, path, faults)
+        for burst, rate in _BURSTS.items():
+            if burst in value and rate not in value:
+                faults.add((*path, burst), f"there is no {rate}", f"write {rate}, too")
+        if value.keys() <= {"client_ipv6_prefix"}:
+            faults.add(path, "names no limit", _LIMITS_EXAMPLE)
+        some = right.keys() - {"client_ipv6_prefix", *_BURSTS}
+        return _made(FlowLimits, tuple(right.items())) if some else None
+
+    def written(self, value: Any) -> object:
+        """The keys that differ from their defaults."""
+        defaults = {each.name: each.default for each in fields(FlowLimits)}
+        given = {key: getattr(value, key) for key in defaults}
+        return {key: number for key, number in given.items() if number != defaults[key]}
+
+
+class MasqueradeMode(NamedTuple):
+    """The new flows that a mode masquerades, and where to choose it."""
+
+    flows: str
+    choose_it_when: str
+
+
+MASQUERADE_MODES = {
+    "auto": MasqueradeMode(
+        "as the setting `masquerade` says; if that is `auto` too: `off-cluster` where `cluster_cidrs` names "
+        "a network of the family, else `forwarded` (with `compat: kube-proxy`: no flow to `address`)",
+        "you have no reason for another",
+    ),
+    "always": MasqueradeMode(
+        "all", "programs of this host, too, use a source address that backends have no route to"
+    ),
+    "forwarded": MasqueradeMode(
+        "those that come from other hosts", "backends would answer clients directly, past this host"
+    ),
+    "off-cluster": MasqueradeMode(
+        "those from outside the setting `cluster_cidrs`; if that names no network of the family, all",
+        "replies to clients in those networks come back through this host anyway",
+    ),
+    "hairpin": MasqueradeMode(
+        "no others; also not those to external addresses and node ports",
+        "this host is the backends' route to all clients, and backends must see the client",
+    ),
+}
+
+DEFAULTS: Mapping[str, Key] = {
+    "affinity": Key(
+        _Affinity(
+            **_either(
+                "`none`, `client-ip`, `true`, a duration, or a mapping",
+                {"enum": ["none", "client-ip", True, False]},
+                AFFINITY_TIMEOUT.schema,
+                reference("affinity"),
+            )
+        ),
+        "`none`",
+        "Whether a client keeps its backend.",
+        field="affinity",
+    ),
+    "masquerade": Key(
+        Choice(
+            "a mode",
+            {"enum": ["auto", *Masquerade]},
+            {**{mode.value: mode for mode in Masquerade}, "auto": None},
+        ),
+        "`auto`",
+        "Which flows get this host's address as their source.",
+        field="masquerade",
+    ),
+    "fallback": Key(
+        _Fallback(
+            **_either(
+                "`reject`, `drop`, `keep`, a backend, a list of them, or a mapping",
+                {"enum": [*RejectAction, "keep"]},
+                FALLBACK_BACKENDS.schema,
+                reference("fallback"),
+            )
+        ),
+        "`reject`",
+        "What a new flow meets while no backend can serve. `keep`: while all are unhealthy, all serve.",
+    ),
+    "balance": Key(
+        choice({balance.value: balance for balance in Balance}),
+        "`random`",
+        "How a new flow's backend is chosen, by weight. `source-hash`: by the client's address, the same on "
+        "every host; nftables dataplane only. Made for up to 3,000 backends: their table takes about one "
+        "second to make, beside all other work, and 30 MB meanwhile. `least-connections`: at random, by "
+        "weights that follow the live flows of each backend through this host, about once a second.",
+        field="balance",
+    ),
+    "check": Key(CHECK, "`none`", "Health check for backends that define none of their own."),
+    "slow_start": Key(
+        _duration("a duration, up to 1h", "30s", 0, MAX_SLOW_START_SECONDS, "at most 1h"),
+        "`0s`",
+        "How long the share of a backend that has become healthy again takes to grow to its full.",
+        field="slow_start",
+    ),
+    "weight_from": Key(
+        choice({"declaration": False, "check": True}),
+        "`declaration`",
+        "`check`: a backend may say its weight in the header `X-Vipd-Weight` of its answer to an HTTP"
+        " check: 0 to 65535, or a percentage of its declared one, 0% to 100%. Digits are those of "
+        "ASCII; zeros in front count for nothing. With anything else the declared weight counts, and "
+        "`vipctl describe` says what came.",
+        field="weight_from_check",
+    ),
+    "announce": Key(
+        _Announce(
+            **_either(
+                "`routes`, `l2`, `none`, or a mapping",
+                {"enum": [*AnnounceMethod, "none"]},
+                reference("announce"),
+            )
+        ),
+        "`none`",
+        "How hosts elsewhere learn where its addresses are. `routes`: a routing daemon announces each from "
+        "every host that serves it; `l2`: one host at a time answers ARP and neighbour discovery for it. "
+        "Meant are external and load balancer addresses; if the service has none, `address`, unless "
+        "only `defaults` says it. See `announce_addresses` in the settings.",
+    ),
+    "limits": Key(
+        _Limits(**_either("`none`, or a mapping", {"enum": ["none"]}, reference("flow_limits"))),
+        "`none`",
+        "How many flows the service and each client may begin and have. A new flow over a limit is refused "
+        "as `fallback` says: `drop` in silence, else at once. Never with the prefix KUBE or "
+        "`compat: kube-proxy`.",
+        field="limits",
+    ),
+}
+"""The keys of `defaults`, which a service may have, too."""
+
+# Services.
+
+EXTERNAL_ADDRESS = Table(
+    "an external address",
+    reference("external_address"),
+    "An external address",
+    {
+        "address": Key(ADDRESS, "", "Required."),
+        "allow_from": Key(
+            NETWORKS,
+            "the service's `allow_from`",
+            "Sources that may use it. Packets of others are dropped.",
+        ),
+    },
+    {**_IP_ADDRESS, "type": ["string", "object"]},
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _ExternalAddress(Kind):
+    """An address, or a mapping."""
+
+    def read(self, value: Any, path: Path, faults: Faults) -> Any:
+        """The address, with the networks that may use it."""
+        if type(value) is not dict:
+            short = Short("", {}, parse_address, "an IP address or a mapping")
+            address = short.read(value, path, faults)
+            if address is INVALID or not usable(address, path, faults, FORBIDDEN_VIP_KINDS):
+                return INVALID
+            return ExternalAddress(address)
+        right = EXTERNAL_ADDRESS.read(value, path, faults)
+        if "address" not in value:
+            faults.add(path, "address is missing", "write {address: 203.0.113.10, allow_from: any}")
+        if "address" not in right or not usable(right["address"], path, faults, FORBIDDEN_VIP_KINDS):
+            return INVALID
+        return ExternalAddress(right["address"], allow_from=right.get("allow_from"))
+
+
+_EXTERNAL_ADDRESSES = one_or_more(
+    "an external address or a list",
+    _ExternalAddress("an external address", reference("external_address")),
+    ("the list is empty", "name an address, or remove the key"),
+    uniqueItems=True,
+)
+_POLICY = choice({policy.value: policy for policy in TrafficPolicy})
+TRAFFIC_POLICY = Table(
+    "a mapping",
+    reference("traffic_policies"),
+    "Traffic policies",
+    {
+        "internal": Key(_POLICY, "`cluster`", "For traffic to `address`."),
+        "external": Key(_POLICY, "`cluster`", "For traffic to external addresses and node ports."),
+    },
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _TrafficPolicy(Kind):
+    """Policies for traffic from inside and from outside."""
+
+    def read(self, value: Any, path: Path, faults: Faults) -> Any:
+        """The two by name."""
+        if value is not None and not isinstance(value, dict | list):
+            word = value if value in _POLICY.choices else "local"
+            hint = f"write {{internal: {word}, external: {word}}}, or one of the two"
+            faults.add(path, f"must be a mapping, not {shown(value)}", hint)
+            return INVALID
+        return TRAFFIC_POLICY.read(value, path, faults)
+
+
+SERVICE = Table(
+    "a service",
+    reference("service"),
+    "A service",
+    {
+        "name": Key(
+            Text(
+                "text",
+                matching(f"{SERVICE_NAME.pattern}|{_FRONTEND}", SERVICE_NAME_HINT),
+                "a name",
+            ),
+            "the first frontend, `10.96.0.10:53/udp`",
+            "1 to 128 of `A-Z a-z 0-9 . _ / -`, a letter or digit at both ends. Unique on the host.",
+        ),
+        "address": Key(
+            one_or_more(
+                "an IPv4 or IPv6 address, or a list",
+                VIP,
+                ("the list is empty", "every service needs an address"),
+                uniqueItems=True,
+            ),
+            "none",
+            "The virtual IPs.",
+        ),
+        "ports": Key(
+            _Ports(
+                "a port or a list, at least one",
+                {
+                    "if": {"type": ["array"]},
+                    "then": {
+                        "items": reference("port"),
+                        "minItems": 1,
+                        "uniqueItems": True,
+                        "maxItems": limits.PORTS,
+                    },
+                    "else": reference("port"),
+                },
+            ),
+            "",
+            "Required. What clients connect to.",
+        ),
+        "backends": Key(BACKENDS, "none", "Who serves."),
+        "external_addresses": Key(_EXTERNAL_ADDRESSES, "none", "Addresses for clients from outside."),
+        "load_balancer_addresses": Key(
+            _EXTERNAL_ADDRESSES, "none", "The same, called a load balancer's in rules and by Kubernetes."
+        ),
+        "allow_from": Key(
+            NETWORKS,
+            "`any`",
+            "Who may use the service at its addresses and node ports. Packets of others are dropped.",
+            field="allow_from",
+        ),
+        "node_port": Key(PORT_NUMBER, "none", "Short for `node_port` of the only port."),
+        "health_port": Key(
+            PORT_NUMBER,
+            "none",
+            "TCP port of this host that tells outer load balancers whether to send traffic here.",
+            field="health_port",
+        ),
+        "traffic_policy": Key(
+            _TrafficPolicy("a mapping", reference("traffic_policies")),
+            "`cluster` for both",
+            "Whether only backends on this host serve.",
+        ),
+        "traffic_distribution": Key(
+            choice({each.value: each for each in TrafficDistribution}),
+            "`prefer-same-zone`",
+            "Which ready backends serve first under the policy `cluster`: those for this host's zone, or "
+            "those on this host and then those for its zone.",
+            field="traffic_distribution",
+        ),
+        "on_remove": Key(
+            choice({"keep": False, "reset": True}),
+            "`keep`",
+            "Whether established TCP and SCTP flows to a backend that is removed or `down` go on or are "
+            "ended; also when the port or the whole service is removed. A TCP client gets a reset with "
+            "the next packet that it sends, for ten minutes after a frontend was removed. UDP flows "
+            "always end.",
+            field="ends_flows",
+        ),
+        "respond_to_ping": Key(
+            FLAG,
+            "`true`",
+            "Whether the addresses in `address` answer ICMP echo while a backend serves; this host answers. "
+            "Never with the prefix KUBE or `compat: kube-proxy`.",
+            field="answers_ping",
+        ),
+        "registrations": Key(
+            FLAG,
+            "`true` in etcd, else `false`",
+            "Whether backends that register themselves in etcd take part.",
+            field="registrations",
+        ),
+        "flow_takeover": Key(
+            FLAG,
+            "`false`",
+            "Whether established TCP flows go on through this host when the host that they went through is "
+            "lost. Needs `balance: source-hash` and `masquerade: hairpin`. Do not set it where clients also "
+            "connect to the backends' ports directly.",
+            field="flow_takeover",
+        ),
+        **DEFAULTS,
+    },
+)
+
+DOCUMENT = Table(
+    "a document",
+    {},
+    "A document",
+    {
+        "apiVersion": Key(
+            choice([API_VERSION]), "", "Required. A document of another version is not read on."
+        ),
+        "defaults": Key(
+            Table(
+                f"a mapping of {', '.join(f'`{key}`' for key in DEFAULTS)}",
+                reference("defaults"),
+                "Defaults",
+                DEFAULTS,
+            ),
+            "",
+            "Defaults for all services in this document.",
+        ),
+        "services": Key(
+            Kind("a list", {"type": ["array", "null"], "items": reference("service")}),
+            "",
+            "May be missing or empty.",
+        ),
+    },
+)
+
+FIELDS: Mapping[str, str] = {name: key.field for name, key in SERVICE.keys.items() if key.field}
+"""The fields of the model that are the values of keys."""
+
+GROUPS: Mapping[str, Table] = {
+    table.title: table
+    for table in (
+        DOCUMENT,
+        SERVICE,
+        PORT,
+        BACKEND,
+        AFFINITY,
+        FALLBACK,
+        ANNOUNCE,
+        LIMITS,
+        EXTERNAL_ADDRESS,
+        TRAFFIC_POLICY,
+        Table("a check", reference("check"), "A check", CHECK_KEYS),
+    )
+}
+"""Every mapping of the language, in the order of the manual."""
+
+PERIOD_TEXT = matching(
+    r"[0-9]{1,9}(?:\.[0-9]{1,3})?(?:ms|s|m)?",
+    "a duration such as 500ms, 2.5s or 1m",
+    ["number", "string"],
+)
+DEFINITIONS: Mapping[str, Schema] = {
+    "ip_address": _IP_ADDRESS,
+    "network": matching(
+        rf"{IPV4_PATTERN}(?:/(?:3[0-2]|[12]?[0-9]))?|{IPV6_PATTERN}(?:/(?:12[0-8]|1[01][0-9]|[1-9]?[0-9]))?",
+        "a network such as 203.0.113.0/24 or fd00::/8, or an address",
+    ),
+    "period": {**PERIOD_TEXT, "minimum": MIN_CHECK_SECONDS, "maximum": MAX_CHECK_SECONDS},
+}
+"""Schemas of values that many keys have."""
