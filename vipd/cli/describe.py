@@ -49,6 +49,7 @@ _ADDRESSES = {
     "load_balancer_addresses": "Balanced",
 }
 _KEYS = {
+    "description": "Description",
     "allow_from": "Allow from",
     "health_port": "Health port",
     "balance": "Balance",

@@ -158,6 +158,14 @@ _OPTIONS = (
         help="What clients connect to, and the backends' port; repeatable. Without PROTO: tcp.",
     ),
     _option(
+        "--description",
+        group=ADDRESSES,
+        key="description",
+        read=lambda text: text or None,
+        metavar="TEXT",
+        help="What the service is for, or whose it is.",
+    ),
+    _option(
         "--node-port",
         group=ADDRESSES,
         key="node_port",

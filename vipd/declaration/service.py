@@ -1343,6 +1343,12 @@ SERVICE = Table(
             "the first frontend, `10.96.0.10:53/udp`",
             "1 to 128 of `A-Z a-z 0-9 . _ / -`, a letter or digit at both ends. Unique on the host.",
         ),
+        "description": Key(
+            Text("text", _TEXT, "text"),
+            "none",
+            "What it is for, or whose it is: `vipctl describe` shows it.",
+            field="description",
+        ),
         "address": Key(
             one_or_more(
                 "an IPv4 or IPv6 address, or a list",

@@ -44,10 +44,10 @@ def service_to_spec(service: Service) -> dict[str, object]:
 
 
 _FIRST = (
-    *("name", "address", "external_addresses", "load_balancer_addresses", "allow_from", "ports", "backends"),
-    *("affinity", "masquerade", "fallback", "traffic_policy", "traffic_distribution", "health_port"),
-    *("on_remove", "respond_to_ping", "balance", "check", "slow_start", "weight_from", "registrations"),
-    *("announce", "flow_takeover"),
+    *("name", "description", "address", "external_addresses", "load_balancer_addresses", "allow_from"),
+    *("ports", "backends", "affinity", "masquerade", "fallback", "traffic_policy", "traffic_distribution"),
+    *("health_port", "on_remove", "respond_to_ping", "balance", "check", "slow_start", "weight_from"),
+    *("registrations", "announce", "flow_takeover"),
 )
 """Keys in the order in which people read them; all others follow."""
 _SHORT_FORMS = frozenset({"node_port"})

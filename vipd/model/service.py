@@ -332,6 +332,8 @@ class Service:
     """Backends by DNS name, whose addresses are added to `backends`."""
     named_fallback: tuple[NamedBackend, ...] = ()
     """The same, added to `fallback`."""
+    description: str = ""
+    """What it is for, in its administrator's words; no packet depends on it."""
     origin: Origin = field(default=Origin("cli"), compare=False)
 
     def all_addresses(self) -> tuple[str, ...]:
