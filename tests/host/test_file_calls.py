@@ -13,8 +13,8 @@ import pytest
 from vipd.host import file_calls as module
 from vipd.host.file_calls import FileCalls
 from vipd.host.settings.etcd import EtcdSettings
-from vipd.sources.etcd.errors import AuthFailedError, TLSError
-from vipd.sources.etcd.tls_files import MAX_BYTES, password, tls_context
+from vipd.sources.etcd.connection import MAX_FILE_BYTES, password, tls_context
+from vipd.sources.etcd.errors import EtcdError
 
 
 def test_one_that_hangs_takes_one_thread_and_delays_nothing_else(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def planted(directory: Path) -> dict[str, Path]:
     (directory / "directory").mkdir()
     with (directory / "huge").open("wb") as file:
         file.truncate(20 * 2**30)
-    (directory / "large").write_bytes(b"-----BEGIN x" * (MAX_BYTES // 10))
+    (directory / "large").write_bytes(b"-----BEGIN x" * (MAX_FILE_BYTES // 10))
     return {name: directory / name for name in ("pipe", "directory", "huge", "large")} | {
         "device": Path("/dev/zero")
     }
@@ -71,7 +71,7 @@ def test_nothing_waits_for_files_of_etcd(tmp_path: Path) -> None:
         for setting in ("ca", "cert", "key"):
             files = dict.fromkeys(("cert", "key"), plain) | {setting: path}
             settings = replace(EtcdSettings(("https://127.0.0.1:2379",)), **files)  # type: ignore[arg-type]
-            with pytest.raises(TLSError, match="cannot be used for TLS"):
+            with pytest.raises(EtcdError, match="cannot be used for TLS"):
                 tls_context(settings)
-        with pytest.raises(AuthFailedError, match="the password cannot be read"):
+        with pytest.raises(EtcdError, match="the password cannot be read"):
             password(path)

@@ -556,13 +556,7 @@ def _simulated_etcd(etcd: SimulatedEtcd) -> dict[str, object]:
     async def opened(_: object) -> object:
         return etcd
 
-    async def not_diagnosed(_: object, error: object, outcome: object, *__: object) -> object:
-        return outcome
-
-    return {
-        "vipd.sources.etcd.transport.Transport._open": opened,
-        "vipd.sources.etcd.transport.diagnose": not_diagnosed,
-    }
+    return {"vipd.sources.etcd.connection.Connection._open_session": opened}
 
 
 _CHECKS = ("tcp", "http", "https", "udp", "dns", "exec")

@@ -43,7 +43,7 @@ class FleetRoutes:
         """Every host with a current report."""
         fleet = self._fleet()
         hosts = await fleet.hosts()
-        return json_response({"hosts": hosts, "newest": fleet.source.last_change})
+        return json_response({"hosts": hosts, "newest": fleet.source.keys.last_change})
 
     async def accept_removal(self, request: web.Request) -> web.Response:
         """Remove held services that are gone from etcd or from files."""

@@ -172,7 +172,7 @@ class FleetStore:
     @property
     def location(self) -> str:
         """Where its services are in etcd."""
-        return self.store.place
+        return self.store.location
 
     def check(self, outcome: Outcome) -> None:
         """Raises RefusedError for a service without a name."""
@@ -194,11 +194,11 @@ class FleetStore:
         change."""
         written = await self.store.save(outcome, note)
         fault = await self.store.wait_observed(written) if written.revision else ""
-        return SaveResult(written.place, fault, self.store.units(written))
+        return SaveResult(written.location, fault, self.store.units(written))
 
     async def history(self) -> History:
         """The changes that vipctl made on any host, as far as etcd is not compacted."""
-        return History(await self.store.history(), self.store.history_place, bounded=False)
+        return History(await self.store.history(), self.store.history_location, bounded=False)
 
     async def changes_in(self, entry: Entry) -> Sequence[tuple[str, Service | None, Service | None]]:
         """The services that a change names, before and after it."""

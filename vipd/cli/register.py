@@ -14,14 +14,15 @@ import click
 from vipd.cli.argument_types import FILE, TARGET
 from vipd.cli.errors import OK, USAGE, CliError
 from vipd.cli.words import seconds
+from vipd.declaration.operations import RefusedError
 from vipd.declaration.syntax import InvalidTextError, parse_backend
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.host.settings.settings import load_settings
 from vipd.host.settings.settings_file import DEFAULT_CONFIG, SettingsError, SettingsFile
 from vipd.host.systemd.notify import Notifier, one_line
 from vipd.sources.etcd.client import EtcdClient
-from vipd.sources.etcd.fleet_keys import UnwritableError, registration
-from vipd.sources.etcd.registration import Registration
+from vipd.sources.etcd.fleet import registration
+from vipd.sources.etcd.leases import Registration
 from vipd.sources.etcd.values import Layout
 
 FILES = ("ca", "cert", "key", "password_file")
@@ -65,7 +66,7 @@ def register(
         key, value = registration(Layout(settings.prefix), service, parse_backend(backend))
     except InvalidTextError as error:
         raise CliError(error.what, hint=error.hint, code=USAGE) from None
-    except UnwritableError as error:
+    except RefusedError as error:
         raise CliError(error.what, code=USAGE, details=tuple(map(str, error.problems))) from None
     for warning in () if quiet else settings.warnings():
         print(f"vipctl: warning: {warning}", file=sys.stderr, flush=True)

@@ -7,7 +7,6 @@ import contextlib
 import errno
 import logging
 from collections.abc import Callable
-from dataclasses import asdict
 from datetime import datetime
 from ipaddress import ip_address
 from random import Random
@@ -25,17 +24,9 @@ from vipd.model.maintenance import Maintenance
 from vipd.model.service import AnnounceMethod
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError
-from vipd.sources.etcd.fleet_overrides import FleetOverrides
-from vipd.sources.etcd.heartbeat import (
-    MAX_ANNOUNCED,
-    HostHeartbeat,
-    HostReport,
-    read_announced,
-    read_maintenance,
-    read_report,
-)
-from vipd.sources.etcd.messages import KeyRange
-from vipd.sources.etcd.source import EtcdSource
+from vipd.sources.etcd.fleet import FleetOverrides
+from vipd.sources.etcd.follow import EtcdSource
+from vipd.sources.etcd.leases import MAX_ANNOUNCED, HostHeartbeat, HostReport, read_report
 from vipd.sources.etcd.store import EtcdStore, refused_error
 
 log = logging.getLogger(__name__)
@@ -71,7 +62,7 @@ class FleetMember:
         self._client = EtcdClient(options, random)
         self.source = EtcdSource(options, settings.state_dir, self._client, random)
         self.store = EtcdStore(self._client, self.source, options.prefix, clock, settings.node_name)
-        self.overrides = FleetOverrides(lambda: self.source.overrides, clock, observer)
+        self.overrides = FleetOverrides(lambda: self.source.keys.overrides, clock, observer)
         self._heartbeat: HostHeartbeat | None = None
         self._applied = 0
         self._announcements: Callable[[], Announcements] = Announcements
@@ -94,7 +85,7 @@ class FleetMember:
             log.warning("%s", warning)
         self.source.load()
         self.overrides.refresh()
-        self.source.take_changed()
+        self.source.keys.take_changed()
 
     def registrations(self) -> Registrations:
         """Registered backends as in etcd; services accept those that their host's policy admits."""
@@ -108,7 +99,7 @@ class FleetMember:
             self._options.prefix,
             lambda: self._report(reconciler),
             self._clock,
-            gather=self._options.report_interval,
+            self._options.report_interval,
         )
         loops = {**self.source.loops(), "taking what etcd says": lambda: self._follow(reconciler)}
         if report:
@@ -125,28 +116,25 @@ class FleetMember:
     async def wait_for_etcd(self) -> None:
         """Wait briefly for etcd, if no earlier run saved a state; log it if etcd does not answer."""
         if not await self.source.wait_ready(FIRST_ANSWER_SECONDS):
-            state = self.source.state()
             log.warning(
                 "etcd has not answered and nothing is known of it from an earlier run: what files and vipctl "
                 "declare serves alone until it does; %s",
-                state.fault or f"no answer within {FIRST_ANSWER_SECONDS:.0f} s",
+                self.source.fault or f"no answer within {FIRST_ANSWER_SECONDS:.0f} s",
             )
 
     def status(self) -> Json:
         """The part of the API's Status."""
-        state = asdict(self.source.state())
-        lag = state["lag"]
-        return {**state, "lag": None if lag is None else round(lag, 1), "prefix": self._options.prefix}
+        return self.source.status()
 
     def warnings(self) -> list[str]:
         """Problems other than the source's own faults."""
-        heartbeat_fault = self._heartbeat.fault if self._heartbeat and not self.source.state().fault else ""
+        heartbeat_fault = self._heartbeat.fault if self._heartbeat and not self.source.fault else ""
         return [*self._options.warnings(), *self.overrides.faults(), *filter(None, (heartbeat_fault,))]
 
     async def hosts(self) -> list[Json]:
         """Every host that has given a sign of life lately, by name; of those beyond `MAX_HOSTS` the number.
         A report that cannot be read is a fault of its host alone. Raises RefusedError."""
-        keys, count = list[bytes](), 0
+        keys, count = list[str](), 0
         try:
             async for answer in self._client.pages(self._hosts, keys_only=True):
                 count = count or answer.count
@@ -170,20 +158,19 @@ class FleetMember:
         try:
             async for answer in self._client.pages(self._hosts):
                 for kv in answer.kvs:
-                    if kv.key.decode(errors="replace") != f"{self._options.prefix}hosts/{self.name}":
+                    if kv.key != f"{self._hosts}{self.name}":
                         _add_announced(kv.value, served, kept)
         except EtcdError as error:
             raise OSError(errno.EHOSTUNREACH, str(error)) from None
         return OtherHosts(served, kept)
 
     @property
-    def _hosts(self) -> KeyRange:
-        return KeyRange.prefix(f"{self._options.prefix}hosts/".encode())
+    def _hosts(self) -> str:
+        return f"{self._options.prefix}hosts/"
 
-    async def _host(self, key: bytes, limit: asyncio.Semaphore, late: float) -> Json | None:
+    async def _host(self, key: str, limit: asyncio.Semaphore, late: float) -> Json | None:
         """A host, unless its key is gone. `late`: the loop's time after which nothing more is asked."""
-        name = key.decode(errors="surrogateescape").removeprefix(f"{self._options.prefix}hosts/")
-        name = printable(name[:MAX_NAME])
+        name = printable(key.removeprefix(self._hosts)[:MAX_NAME])
         async with limit:
             try:
                 async with asyncio.timeout_at(late):
@@ -199,9 +186,7 @@ class FleetMember:
         return {
             "name": name,
             **report,
-            "maintenance": read_maintenance(kv.value),
-            "announced": read_announced(kv.value),
-            "behind": None if fault else max(0, self.source.last_change - int(report["revision"])),
+            "behind": None if fault else max(0, self.source.keys.last_change - int(report["revision"])),
             "seen_seconds": granted - left if granted else None,
             "fault": fault,
         }
@@ -209,13 +194,13 @@ class FleetMember:
     async def _follow(self, reconciler: Reconciler) -> None:
         async for _ in self.source.changes():
             self.overrides.refresh()
-            services = sorted(self.source.take_changed())
-            reconciler.causes.note(services, f"etcd revision {self.source.last_change}")
+            services = sorted(self.source.keys.take_changed())
+            reconciler.causes.note(services, f"etcd revision {self.source.keys.last_change}")
             reconciler.request_sync()
 
     def _report(self, reconciler: Reconciler) -> HostReport:
         if reconciler.progress.state in ("in-sync", "degraded"):
-            self._applied = self.source.last_change
+            self._applied = self.source.keys.last_change
         problems = sum(map(len, reconciler.problems.values())) + len(reconciler.progress.quarantined)
         problems += len(self.source.faults()) + bool(reconciler.progress.fault)
         addresses = self._announcements().addresses.values()
@@ -233,14 +218,13 @@ class FleetMember:
 
 def _unread_host(name: str, fault: str) -> Json:
     """A host of whose report nothing is known."""
-    report, _ = read_report(b"{}")
-    unknown: Json = {"maintenance": False, "announced": {}, "behind": None, "seen_seconds": None}
-    return {"name": name, **report, **unknown, "fault": fault}
+    report, _ = read_report("{}")
+    return {"name": name, **report, "behind": None, "seen_seconds": None, "fault": fault}
 
 
-def _add_announced(value: bytes, served: set[AnnouncedKey], kept: set[AnnouncedKey]) -> None:
+def _add_announced(value: str, served: set[AnnouncedKey], kept: set[AnnouncedKey]) -> None:
     """Add what a host's report says that it announces."""
-    for word, reason in read_announced(value).items():
+    for word, reason in read_report(value)[0]["announced"].items():
         key = _announced_key(word)
         if key is not None and reason == Reason.SERVED:
             served.add(key)

@@ -28,12 +28,11 @@ from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import Backoff, Loop, LoopState, Work
 from vipd.host.systemd.fields import Event, fields
 from vipd.host.vip_routes import RouteWatcher
-from vipd.sources.etcd.announcement_keys import candidate_value, holder_value
-from vipd.sources.etcd.announcement_view import AnnouncementView
+from vipd.sources.etcd.announcement_keys import AnnouncementKeys, candidate_value, holder_value
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.election import Action, Claim, Election, HandOver, Position, Release
 from vipd.sources.etcd.errors import EtcdError, RejectedError
-from vipd.sources.etcd.host_lease import HostLease, LeaseTimes
+from vipd.sources.etcd.leases import HostLease, LeaseTimes
 
 log = logging.getLogger(__name__)
 
@@ -70,13 +69,13 @@ class LanAnnouncer:
         self._changed, self._wanted = asyncio.Event(), asyncio.Event()
         self._answers = LanAnswers(record)
         self._lease = HostLease(self._renewals, self._answers, self.times, self._changed.set)
-        self._view = AnnouncementView(self._client, etcd.prefix, self._changed.set)
+        self._keys = AnnouncementKeys(self._client, etcd.prefix, self._changed.set)
         self._election = Election(settings.announce_preempt_after)
         self._state = LoopState(Backoff(0.2, 2.0))
         self._candidates: frozenset[str] = frozenset()
         self._lans: tuple[Lan, ...] = ()
         self._lan_changes = RouteWatcher(LINK_AND_ADDRESS_CHANGES)
-        self._published: tuple[int, bytes] = (0, b"")
+        self._published: tuple[int, str] = (0, "")
         self._detection = DuplicateDetection(self._answers)
         self._in_doubt: set[str] = set()
         """Addresses of which this host does not know whether it holds them."""
@@ -102,13 +101,13 @@ class LanAnnouncer:
             "holding the lease of addresses": Loop(
                 self._when_wanted(self._lease.run), self._lease.loop_state
             ),
-            "following who announces": Loop(self._when_wanted(self._view.run), self._view.loop_state),
+            "following who announces": Loop(self._when_wanted(self._keys.run), self._keys.loop_state),
             "announcing on LANs": Loop(self._when_wanted(self._run), self._state),
         }
 
     def addresses(self) -> dict[str, LanAddress]:
         """Every address that a service asks to announce."""
-        view, found = self._view.view, {}
+        view, found = self._keys.view, {}
         for address in sorted(self._asking()):
             holding, lan = view.holders.get(address), lan_of(address, self._lans)
             # While renewals fail the gate closes by itself.
@@ -131,9 +130,9 @@ class LanAnnouncer:
         with contextlib.suppress(TimeoutError, EtcdError, OSError):
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._answers.release(self._answers.held)  # first: etcd may not answer
-                if self._lease.lease:
+                if self._lease.id:
                     await self._act(
-                        self._election.decide(self._view.view, self._position(leaving=True), _time())
+                        self._election.decide(self._keys.view, self._position(leaving=True), _time())
                     )
         with contextlib.suppress(OSError):
             if self._wanted.is_set():
@@ -164,8 +163,8 @@ class LanAnnouncer:
         await self._configure()
         await self._answers.release(self._answers.held - self._mine())  # before etcd is asked anything
         await self._find_duplicates()
-        if self._view.listed and self._lease.lease:
-            await self._act(self._election.decide(self._view.view, self._position(), _time()))
+        if self._keys.listed and self._lease.id:
+            await self._act(self._election.decide(self._keys.view, self._position(), _time()))
             await self._publish()
         await self._follow()
 
@@ -177,7 +176,7 @@ class LanAnnouncer:
             self._warnings = tuple(found)
 
     async def _find_duplicates(self) -> None:
-        view = self._view.view
+        view = self._keys.view
         elsewhere = {a for a, holding in view.holders.items() if holding.host != self._host}
         fleet = {lan.hardware for lan in self._lans}
         fleet.update(*(candidate.hardware for candidate in view.candidates.values()))
@@ -192,7 +191,7 @@ class LanAnnouncer:
     def _position(self, leaving: bool = False) -> Position:
         """This host in the election."""
         ready = frozenset[str]() if leaving else self._ready()
-        return Position(self._host, self._lease.lease, _instance(), ready)
+        return Position(self._host, self._lease.id, _instance(), ready)
 
     def _ready(self) -> frozenset[str]:
         """Those that this host can hold now."""
@@ -203,10 +202,10 @@ class LanAnnouncer:
         """Tell the other hosts what this one could hold. Raises EtcdError."""
         own = [lan.address for lan in self._lans]
         value = candidate_value(self._ready(), {lan.hardware for lan in self._lans}, own, _instance())
-        published = self._lease.lease, value
+        published = self._lease.id, value
         if published != self._published:
             with contextlib.suppress(RejectedError):  # the lease is no more: the next renewal says so
-                await self._view.publish(self._host, value, self._lease.lease)
+                await self._keys.publish(self._host, value, self._lease.id)
                 self._published = published
 
     async def _act(self, actions: Sequence[Action]) -> None:
@@ -218,7 +217,7 @@ class LanAnnouncer:
         limit = asyncio.Semaphore(MAX_REQUESTS)
         await asyncio.gather(*(self._do(action, limit) for action in actions))
         if self._in_doubt:
-            await self._view.refresh(self._in_doubt)
+            await self._keys.refresh(self._in_doubt)
             self._in_doubt.clear()
 
     async def _do(self, action: Action, limit: asyncio.Semaphore) -> None:
@@ -227,21 +226,21 @@ class LanAnnouncer:
             match action:
                 case Claim():
                     value = holder_value(self._host, _instance(), since)
-                    await self._view.claim(address, value, self._lease.lease, action.mod_revision)
+                    await self._keys.claim(address, value, self._lease.id, action.mod_revision)
                 case HandOver():
                     value = holder_value(action.to.host, action.to.instance, since, self._host)
-                    if await self._view.hand_over(address, action.held, action.to, value):
+                    if await self._keys.hand_over(address, action.held, action.to, value):
                         self._log(Event.ADDRESS_HANDED_OVER, address, f"to {action.to.host}: {action.why}")
                 case Release():
-                    if await self._view.release(address, action.held):
+                    if await self._keys.release(address, action.held):
                         self._log(Event.ADDRESS_RELEASED, address, action.why)
 
     def _mine(self) -> set[str]:
         """What this host holds as far as it knows."""
         mine = {
             address
-            for address, holding in self._view.view.holders.items()
-            if (holding.host, holding.lease) == (self._host, self._lease.lease) and self._lease.lease
+            for address, holding in self._keys.view.holders.items()
+            if (holding.host, holding.lease) == (self._host, self._lease.id) and self._lease.id
         }
         return {address for address in mine - self._in_doubt if lan_of(address, self._lans)}
 
@@ -252,7 +251,7 @@ class LanAnnouncer:
         if new := mine - held:
             await self._answers.hold(new)
             for address in sorted(new):
-                holding = self._view.view.holders[address]
+                holding = self._keys.view.holders[address]
                 before = f" from {holding.previous}" if holding.previous else ""
                 self._log(Event.ADDRESS_TAKEN, address, f"this host answers for it{before}")
         if self._lease.is_open and not self._was_open and held:

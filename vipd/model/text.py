@@ -89,3 +89,8 @@ def display_width(text: str) -> int:
     from unicodedata import category, east_asian_width
 
     return sum(2 if east_asian_width(c) in "WF" else category(c) not in ("Mn", "Me") for c in text)
+
+
+def byte_size(text: str) -> int:
+    """Length in bytes of a text that may have lone surrogates for bytes that are no UTF-8."""
+    return len(text) if text.isascii() else len(text.encode(errors="surrogateescape"))

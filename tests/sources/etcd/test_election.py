@@ -20,9 +20,8 @@ from vipd.sources.etcd.election import (
     Release,
     View,
     rank,
-    shares,
 )
-from vipd.sources.etcd.host_lease import LeaseTimes
+from vipd.sources.etcd.leases import LeaseTimes
 
 ADDRESS = "192.0.2.10"
 ADDRESSES = frozenset(f"192.0.2.{number}" for number in range(1, 201))
@@ -76,7 +75,8 @@ class Fleet:
             self.step()
 
     def share(self) -> dict[str, int]:
-        return shares(View(self.holders, self.candidates))
+        held = Counter(holding.host for holding in self.holders.values())
+        return {name: held[name] for name in sorted({*self.candidates, *held})}
 
 
 def test_addresses_are_spread_and_stay_where_they_are() -> None:

@@ -12,7 +12,7 @@ it cannot serve it, is drained, or another host has been the first in rank for `
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 RANK_STEP_SECONDS = 0.5
@@ -193,10 +193,3 @@ class Election:
         if now < since + self._preempt_delay:
             return None
         return HandOver(address, held, others[0], f"{others[0].host} is the first host for it")
-
-
-def shares(view: View, hosts: Iterable[str] | None = None) -> dict[str, int]:
-    """The number of addresses that each host holds; of all candidates, if no hosts are given."""
-    names: Collection[str] = list(hosts) if hosts is not None else view.candidates
-    held = [holding.host for holding in view.holders.values()]
-    return {name: held.count(name) for name in sorted({*names, *held})}

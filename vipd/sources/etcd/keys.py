@@ -1,31 +1,23 @@
-"""The known keys of etcd, and their declarations. Uses no network, disk or clock."""
+"""The known keys of etcd, and what they declare. Uses no network, disk or clock."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
 from vipd.declaration.problems import Declaration, more_problems
 from vipd.declaration.unit import EMPTY_DECLARATION, Unit
 from vipd.model import limits
-from vipd.model.service import RegisteredBackend
-from vipd.sources.etcd.registered_backends import RegisteredBackends
+from vipd.model.service import Backend, RegisteredBackend
 from vipd.sources.etcd.snapshot_file import Record, SnapshotState, StoredKey, accepted_record, change_record
 from vipd.sources.etcd.values import Layout, ParsedValue, read_value, unit_name
 from vipd.sources.removal_guard import RemovalGuard
 
-
-@dataclass(frozen=True, slots=True)
-class KeyWrite:
-    """A key's new value, read."""
-
-    key: str
-    value: str
-    mod_revision: int
-    parsed: ParsedValue
-    create_revision: int = 0
+if TYPE_CHECKING:
+    from vipd.sources.etcd.client import KeyValue
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,14 +26,11 @@ class StoreChange:
 
     cluster: str
     revision: int
-    written: tuple[KeyWrite, ...] = ()
+    written: Mapping[KeyValue, ParsedValue] = field(default_factory=dict)
+    """New values, and what each declares."""
     removed: frozenset[str] = frozenset()
     store_replaced: bool = False
     """The store is not the same: another cluster, or an older state."""
-
-
-def _internal(declaration: Declaration) -> bool:
-    return any(problem.trace for problem in declaration.problems)
 
 
 class EtcdKeys:
@@ -53,18 +42,24 @@ class EtcdKeys:
     def __init__(self, layout: Layout, guard: RemovalGuard, note: Callable[[Record], None]) -> None:
         self._layout, self._guard, self._note = layout, guard, note
         self._kept: dict[str, StoredKey] = {}
+        self.kept: Mapping[str, StoredKey] = MappingProxyType(self._kept)
+        """Every key, including the held ones."""
+        self._units: dict[str, Unit] = {}
+        self.units: Mapping[str, Unit] = MappingProxyType(self._units)
+        """One unit for each service, and one for each registration that cannot be read."""
         self._overrides: dict[str, str] = {}
-        """Values below `overrides/` by the rest of their key."""
+        self.overrides: Mapping[str, str] = MappingProxyType(self._overrides)
+        """Values below `overrides/` by the rest of their key, unread."""
+        self._backends = RegisteredBackends()
+        self.registrations = self._backends.by_service
         self._present: Counter[str] = Counter()
         """Number of keys in the store, without held ones, for each followed start."""
         self._services: Counter[str] = Counter()
         """The same for each folder of services."""
         self._changed: set[str] = set()
         """Services whose declaration or registrations changed since they were last taken."""
-        self._units: dict[str, Unit] = {}
         self._problems = 0
         """Of all candidates."""
-        self._backends = RegisteredBackends()
         self._recently_removed: dict[str, tuple[StoredKey, Unit]] = {}
         self._not_accepted: set[str] = set()
         self.rejected: frozenset[str] = frozenset()
@@ -76,32 +71,18 @@ class EtcdKeys:
         """Removals are held because the store is not the same."""
 
     @property
-    def kept(self) -> Mapping[str, StoredKey]:
-        """Every key, including the held ones."""
-        return MappingProxyType(self._kept)
-
-    @property
-    def units(self) -> Mapping[str, Unit]:
-        """One unit for each service, and one for each registration that cannot be read."""
-        return MappingProxyType(self._units)
-
-    @property
     def held(self) -> frozenset[str]:
         """Keys that are gone from the store and continue to serve."""
         return frozenset(self._guard.held)
 
-    @property
-    def registrations(self) -> Mapping[str, tuple[RegisteredBackend, ...]]:
-        """As `RegisteredBackends.lists`."""
-        return self._backends.by_service
-
-    def overrides(self) -> dict[str, str]:
-        """Values below `overrides/` by the rest of their key, unread."""
-        return dict(self._overrides)
-
     def count(self, start: str) -> int:
         """Number of keys in the store that begin with one of the layout's starts."""
         return self._present[start]
+
+    def mod_revision(self, key: str) -> int:
+        """Revision at which a key was last written, as far as is known; 0: it is not in the store."""
+        stored = self._kept.get(key)
+        return 0 if stored is None or stored.held else stored.mod_revision
 
     def take_changed(self) -> set[str]:
         """The services whose declaration or registrations changed since the last call."""
@@ -115,39 +96,40 @@ class EtcdKeys:
     def restore(self, state: SnapshotState) -> None:
         """Start with the state of an earlier run."""
         self.cluster, self.revision = state.cluster, state.revision
-        for key, kept in state.keys.items():
-            accepted = EMPTY_DECLARATION
-            meaning = read_value(self._layout, key, kept.value, accepted=kept.accepted == kept.value)
-            if kept.accepted == kept.value and isinstance(meaning, Declaration):
-                accepted = _served(meaning)
-            elif kept.accepted is not None:
-                earlier = read_value(self._layout, key, kept.accepted, accepted=True)
-                accepted = _served(earlier) if isinstance(earlier, Declaration) else EMPTY_DECLARATION
+        for key, stored in state.keys.items():
+            same = stored.accepted == stored.value
+            parsed = read_value(self._layout, key, stored.value, accepted=same)
+            earlier: ParsedValue = parsed if same and isinstance(parsed, Declaration) else None
+            if not same and stored.accepted is not None:
+                earlier = read_value(self._layout, key, stored.accepted, accepted=True)
                 self._backends.set(key, earlier)
-            self._keep(key, kept)
-            self._set_parsed(key, meaning, accepted)
-            self.last_change = max(self.last_change, kept.mod_revision)
-            if kept.held:
+            # What an earlier run accepted serves if this version understands all of it.
+            understood = isinstance(earlier, Declaration) and earlier.ok
+            accepted = earlier if isinstance(earlier, Declaration) and understood else EMPTY_DECLARATION
+            self._keep(key, stored)
+            self._set_parsed(key, parsed, accepted)
+            self.last_change = max(self.last_change, stored.mod_revision)
+            if stored.held:
                 self._guard.held.add(key)
-                self._hold(key, kept, Unit(accepted, accepted, kept.create_revision))
+                self._hold(key, stored, Unit(accepted, accepted, stored.create_revision))
         self._rebuild_backends()
 
     def apply(self, change: StoreChange, now: float) -> bool:
         """Apply a change; returns whether any declaration changed. `now`: a monotonic clock."""
-        written = [w for w in change.written if not self._same(w)]
-        removed = frozenset(change.removed & self._kept.keys())
-        for each in change.written:
-            self._guard.key_written(each.key)
+        written = [kv for kv in change.written if not self._same(kv)]
+        removed = change.removed & self._kept.keys()
+        for kv in change.written:
+            self._guard.key_written(kv.key)
         gone, held = self._apply_removals(removed, now, change.store_replaced)
-        for each in written:
-            self._write(each)
+        for kv in written:
+            self._write(kv, change.written[kv])
         self._rebuild_backends()
         self.cluster, self.revision = change.cluster, change.revision
         if change.written or removed:
             self.last_change = change.revision
         self.store_replaced = bool(self._guard.held) and (self.store_replaced or change.store_replaced)
         if change.written or removed or change.store_replaced:
-            put = [(key, self._kept[key]) for key in (*(w.key for w in change.written), *held)]
+            put = [(key, self._kept[key]) for key in (*(kv.key for kv in change.written), *held)]
             self._note(change_record(self.cluster, self.revision, put, gone))
         return bool(written or gone or held)
 
@@ -155,10 +137,10 @@ class EtcdKeys:
         """These versions of units serve from now on."""
         taken = []
         for key in self._not_accepted:
-            place = unit_name(key)
-            unit = self._units[place]
-            if chosen.get(place) is unit.candidate:
-                self._units[place] = replace(unit, accepted=unit.candidate)
+            name = unit_name(key)
+            unit = self._units[name]
+            if chosen.get(name) is unit.candidate:
+                self._units[name] = replace(unit, accepted=unit.candidate)
                 self._keep(key, replace(self._kept[key], accepted=self._kept[key].value))
                 taken.append(key)
         self._not_accepted.difference_update(taken)
@@ -169,18 +151,18 @@ class EtcdKeys:
     def retry_failed_reads(self) -> bool:
         """Parse again the values whose parsing ended in an unexpected exception; returns whether any
         succeeded."""
-        broken = {place for place, unit in self._units.items() if _internal(unit.candidate)}
+        broken = {name for name, unit in self._units.items() if _internal(unit.candidate)}
         keys = [key for key in self._kept if unit_name(key) in broken] if broken else []
         changed = False
         for key in keys:
-            kept, unit = self._kept[key], self._units[unit_name(key)]
-            meaning = read_value(self._layout, key, kept.value)
-            if isinstance(meaning, Declaration) and _internal(meaning):
+            stored, unit = self._kept[key], self._units[unit_name(key)]
+            parsed = read_value(self._layout, key, stored.value)
+            if isinstance(parsed, Declaration) and _internal(parsed):
                 continue
-            if isinstance(meaning, tuple):
-                self._keep(key, replace(kept, accepted=kept.value))
+            if isinstance(parsed, tuple):
+                self._keep(key, replace(stored, accepted=stored.value))
                 self._note(accepted_record([key]))
-            self._set_parsed(key, meaning, unit.accepted)
+            self._set_parsed(key, parsed, unit.accepted)
             changed = True
         self._rebuild_backends()
         return changed
@@ -196,26 +178,26 @@ class EtcdKeys:
             self._note(change_record(self.cluster, self.revision, (), held))
         return len(held)
 
-    def _same(self, written: KeyWrite) -> bool:
+    def _same(self, kv: KeyValue) -> bool:
         """Whether a key is written with an unchanged value: only its revision is recorded."""
-        kept = self._kept.get(written.key)
-        if kept is None or kept.held or kept.value != written.value:
+        stored = self._kept.get(kv.key)
+        if stored is None or stored.held:
             return False
-        if kept.create_revision != written.create_revision:
+        if (stored.value, stored.create_revision) != (kv.value, kv.create_revision):
             return False
-        self._keep(written.key, replace(kept, mod_revision=written.mod_revision))
+        self._keep(kv.key, replace(stored, mod_revision=kv.mod_revision))
         return True
 
     def _apply_removals(
-        self, removed: frozenset[str], now: float, foreign: bool
+        self, removed: frozenset[str], now: float, replaced: bool
     ) -> tuple[list[str], list[str]]:
         """Decide which keys are removed and which are held; returns both. Leases expire by themselves: unless
         the store is another one, backends and overrides are always removed."""
         services = {key for key in removed if key.startswith(self._layout.services)}
-        verdict = self._guard.decide(removed if foreign else services, self._services, now, foreign)
-        gone = [*verdict.allowed, *(() if foreign else removed - services)]
+        verdict = self._guard.decide(removed if replaced else services, self._services, now, replaced)
+        gone = [*verdict.allowed, *(() if replaced else removed - services)]
         held = [key for key in verdict.held if self._serves(key)]
-        lost = [key for key in verdict.held if not self._serves(key)]
+        lost = verdict.held.difference(held)
         for key in held:
             self._hold(key, self._kept[key], self._units.get(unit_name(key), Unit(EMPTY_DECLARATION)))
         held += self._restore_removed(verdict.restore)
@@ -229,8 +211,8 @@ class EtcdKeys:
         """Whether holding a key keeps a service: one that was never accepted serves no client."""
         return not key.startswith(self._layout.services) or self._kept[key].accepted is not None
 
-    def _hold(self, key: str, kept: StoredKey, unit: Unit) -> None:
-        self._keep(key, replace(kept, held=True))
+    def _hold(self, key: str, stored: StoredKey, unit: Unit) -> None:
+        self._keep(key, replace(stored, held=True))
         self._not_accepted.discard(key)
         if key.startswith(self._layout.services):
             self._set_unit(unit_name(key), replace(unit, candidate=unit.accepted))
@@ -243,44 +225,43 @@ class EtcdKeys:
                 lately[key] = (self._kept[key], self._units[unit_name(key)])
         self._recently_removed = lately
 
-    def _restore_removed(self, keys: Iterable[str]) -> list[str]:
-        found = [key for key in keys if key in self._recently_removed]
-        for key in found:
+    def _restore_removed(self, keys: Collection[str]) -> list[str]:
+        restored = [key for key in keys if key in self._recently_removed]
+        for key in restored:
             self._hold(key, *self._recently_removed.pop(key))
-        self._guard.held.difference_update(set(keys) - set(found))
-        return found
+        self._guard.held.difference_update(set(keys).difference(restored))
+        return restored
 
-    def _write(self, written: KeyWrite) -> None:
-        key, before = written.key, self._kept.get(written.key)
-        unit = self._units.get(unit_name(key))
-        accepted, text = unit.accepted if unit else EMPTY_DECLARATION, before.accepted if before else None
-        if not written.key.startswith(self._layout.services):
-            text = written.value if isinstance(written.parsed, tuple) else text
-        meaning = accepted if text == written.value and accepted is not EMPTY_DECLARATION else written.parsed
-        revision = written.create_revision
-        self._keep(key, StoredKey(written.value, written.mod_revision, text, create_revision=revision))
-        self._set_parsed(key, meaning, accepted)
+    def _write(self, kv: KeyValue, parsed: ParsedValue) -> None:
+        key, stored = kv.key, self._kept.get(kv.key)
+        unit = self._units.get(unit_name(key), Unit(EMPTY_DECLARATION))
+        text = stored.accepted if stored else None
+        if isinstance(parsed, tuple):
+            text = kv.value
+        if text == kv.value and unit.accepted is not EMPTY_DECLARATION:
+            parsed = unit.accepted
+        self._keep(key, StoredKey(kv.value, kv.mod_revision, text, False, kv.create_revision))
+        self._set_parsed(key, parsed, unit.accepted)
 
-    def _set_parsed(self, key: str, meaning: ParsedValue, accepted: Declaration) -> None:
-        place = unit_name(key)
+    def _set_parsed(self, key: str, parsed: ParsedValue, accepted: Declaration) -> None:
+        name = unit_name(key)
         self._not_accepted.discard(key)
-        meaning = self._with_fewer_problems(place, meaning)
-        if key.startswith(self._layout.services) and isinstance(meaning, Declaration):
-            self._set_unit(place, Unit(meaning, accepted, self._kept[key].create_revision))
-            if meaning is not accepted:
-                self._not_accepted.add(key)
-        elif isinstance(meaning, Declaration):
-            self._set_unit(place, Unit(meaning))
-        else:
-            self._set_unit(place, None)
-            self._backends.set(key, meaning)
+        if not isinstance(parsed, Declaration):
+            self._set_unit(name, None)
+            self._backends.set(key, parsed)
+            return
+        parsed = self._with_fewer_problems(name, parsed)
+        if not key.startswith(self._layout.services):
+            self._set_unit(name, Unit(parsed))
+            return
+        self._set_unit(name, Unit(parsed, accepted, self._kept[key].create_revision))
+        if parsed is not accepted:
+            self._not_accepted.add(key)
 
     def _keep(self, key: str, stored: StoredKey | None) -> None:
         """Set what is known of a key; None: it is gone."""
         before, layout = self._kept.get(key), self._layout
-        start = next(
-            (s for s in (layout.services, layout.backends, layout.overrides) if key.startswith(s)), ""
-        )
+        start = next((start for start in layout.followed if key.startswith(start)), "")
         change = bool(stored and not stored.held) - bool(before and not before.held)
         self._present[start] += change
         if stored is None:
@@ -292,37 +273,32 @@ class EtcdKeys:
             self._services[folder] += change
             if not self._services[folder]:
                 del self._services[folder]
-        if start == layout.overrides:
-            name = key.removeprefix(start)
-            if stored is None:
-                self._overrides.pop(name, None)
-            else:
-                self._overrides[name] = stored.value
+        if start == layout.overrides and stored is None:
+            self._overrides.pop(key.removeprefix(start), None)
+        elif start == layout.overrides and stored is not None:
+            self._overrides[key.removeprefix(start)] = stored.value
 
-    def _set_unit(self, place: str, unit: Unit | None) -> None:
+    def _set_unit(self, name: str, unit: Unit | None) -> None:
         """Replace the unit of a key, or remove it."""
-        if before := self._units.get(place):
-            self._problems -= len(before.candidate.problems)
-        if (before and before.candidate) is not (unit and unit.candidate):
-            for each in filter(None, (before, unit)):
-                self._changed.update(service.name for service in each.candidate.services)
+        before = self._units.get(name)
         if unit is None:
-            self._units.pop(place, None)
+            self._units.pop(name, None)
         else:
-            self._units[place] = unit
-            self._problems += len(unit.candidate.problems)
+            self._units[name] = unit
+        for one, sign in ((before, -1), (unit, 1)):
+            if one is not None:
+                self._problems += sign * len(one.candidate.problems)
+                if before is None or unit is None or before.candidate is not unit.candidate:
+                    self._changed.update(service.name for service in one.candidate.services)
 
-    def _with_fewer_problems(self, place: str, meaning: ParsedValue) -> ParsedValue:
+    def _with_fewer_problems(self, name: str, declared: Declaration) -> Declaration:
         """For one of very many faulty keys, the first problem alone."""
-        if not isinstance(meaning, Declaration) or len(meaning.problems) < 2:
-            return meaning
-        before = self._units.get(place)
+        number, before = len(declared.problems), self._units.get(name)
         others = self._problems - (len(before.candidate.problems) if before else 0)
-        number = len(meaning.problems)
-        if others + number <= limits.ALL_PROBLEMS:
-            return meaning
-        first = meaning.problems[0]
-        return replace(meaning, problems=(first, more_problems(first.file, first.line, number - 1)))
+        if number < 2 or others + number <= limits.ALL_PROBLEMS:
+            return declared
+        first = declared.problems[0]
+        return replace(declared, problems=(first, more_problems(first.file, first.line, number - 1)))
 
     def _drop(self, key: str) -> None:
         """Remove a key and its declaration."""
@@ -335,6 +311,53 @@ class EtcdKeys:
         self._changed.update(self._backends.rebuild(self._kept))
 
 
-def _served(accepted: Declaration) -> Declaration:
-    """What an earlier run accepted, if this version understands all of it."""
-    return accepted if accepted.ok else EMPTY_DECLARATION
+class RegisteredBackends:
+    """The backends that registered themselves, by their keys and by service."""
+
+    def __init__(self) -> None:
+        self._by_key: dict[str, tuple[str, Backend]] = {}
+        self._keys: dict[str, set[str]] = {}
+        """By service."""
+        self._changed: set[str] = set()
+        """Services whose backends changed since their list was made."""
+        self._lists: dict[str, tuple[RegisteredBackend, ...]] = {}
+        self.by_service: Mapping[str, tuple[RegisteredBackend, ...]] = MappingProxyType(self._lists)
+        """Registered backends by service, in order of their keys; above a service's limit, those that
+        were written first. Unchanged lists are the same object."""
+
+    def set(self, key: str, parsed: ParsedValue) -> None:
+        """Set the backend of a key; a value that is no backend changes nothing."""
+        if isinstance(parsed, tuple):
+            service, new = parsed[0], key not in self._by_key
+            self._by_key[key] = parsed
+            self._keys.setdefault(service, set()).add(key)
+            # A key that comes when others fill the list already was written after them.
+            if not (new and len(self._lists.get(service, ())) >= limits.BACKENDS):
+                self._changed.add(service)
+
+    def remove(self, key: str) -> None:
+        """The key is no more, if it was one of a backend."""
+        if registered := self._by_key.pop(key, None):
+            self._keys[registered[0]].discard(key)
+            self._changed.add(registered[0])
+
+    def rebuild(self, kept: Mapping[str, StoredKey]) -> Collection[str]:
+        """Rebuild the changed lists, each once for all keys; returns their services."""
+        for service in self._changed:
+            keys = sorted(self._keys[service])
+            if not keys:
+                del self._keys[service]
+                self._lists.pop(service, None)
+                continue
+            if len(keys) > limits.BACKENDS:
+                first = sorted(keys, key=lambda key: kept[key].mod_revision)[: limits.BACKENDS]
+                keys = sorted(first)
+            self._lists[service] = tuple(
+                RegisteredBackend(unit_name(key), self._by_key[key][1]) for key in keys
+            )
+        rebuilt, self._changed = self._changed, set()
+        return rebuilt
+
+
+def _internal(declaration: Declaration) -> bool:
+    return any(problem.trace for problem in declaration.problems)

@@ -72,15 +72,6 @@ _GARBAGE = (LookupError, TypeError, ValueError, AttributeError, OverflowError, R
 """Exceptions from reading an invalid record."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Work:
-    """One write: lines to append, or the whole state. Numbered in the order of their content."""
-
-    number: int
-    lines: bytes
-    state: SnapshotState | None
-
-
 class SnapshotFile:
     """The file. `load` first; then `run` writes recorded changes, and `close` the rest."""
 
@@ -90,11 +81,10 @@ class SnapshotFile:
         self._noted = asyncio.Event()
         self._size = 0
         self._grown = 0
-        self._made = self._done = 0
         self._writing = threading.Lock()
         self._rewrite = True  # the first write of a process drops everything after an invalid line
-        self._underway = False
-        """Whether a write has begun whose outcome is not known."""
+        self._failed = False
+        """The last write failed, and its lines are lost: the whole state is written next."""
         self.loop_state = LoopState(Backoff(RETRY_SECONDS, RETRY_SECONDS), reported_elsewhere=True)
         """How the loop is run, and its state: its fault is why the file cannot be written."""
 
@@ -140,57 +130,47 @@ class SnapshotFile:
 
     async def run(self) -> None:
         """Write recorded changes, for ever. Raises OSError, and writes the whole state when run again."""
-        if self._lines or self._underway:
+        if self._lines or self._failed:
             self._noted.set()
         now, rested = asyncio.get_running_loop().time, 0.0
         while True:
             await self._noted.wait()
             await asyncio.sleep(max(WRITE_DELAY_SECONDS, rested - now()))
             self._noted.clear()
-            work, began = self._work(), now()
-            self._underway = True
-            await asyncio.to_thread(self._do, work)
-            self._underway = False
+            began = now()
+            await asyncio.to_thread(self._write_rest)
             rested = now() + min(PAUSE_FACTOR * (now() - began), MAX_PAUSE_SECONDS)
             self.loop_state.clear_fault()
 
     def close(self) -> None:
         """Write the rest. Blocks; a failure is logged."""
-        if self._lines or self._underway:
+        with self._writing:  # a thread of `run` may not have ended with it
+            pending = self._lines or self._failed
+        if pending:
             try:
-                self._do(self._work())
+                self._write_rest()
             except OSError as error:
                 log.warning("%s", error)
 
-    def _work(self) -> _Work:
-        """The next write: lines, or the whole state in their place."""
-        self._made += 1
-        lines, self._lines = self._lines, []
-        # Whether a thread has finished what was begun is unknown here: the whole state is right either way.
-        self._rewrite = self._rewrite or self._underway
-        if not self._rewrite and self._grown <= max(MIN_REWRITE_BYTES, self._size):
-            return _Work(self._made, b"".join(lines), None)
-        state = self._state()
-        return _Work(self._made, b"", SnapshotState(state.cluster, state.revision, dict(state.keys)))
+    def _write_rest(self) -> None:
+        """Append what has been recorded since the last write, or write the whole state. Raises OSError.
 
-    def _do(self, work: _Work) -> None:
+        The content is taken when the write begins, so that none is older than the one before.
+        """
         with self._writing:
-            # A thread cannot be cancelled: its late write must not follow a newer one.
-            if work.number <= self._done:
-                return
-            self._done = work.number
+            lines, self._lines = self._lines, []
             try:
-                self._write_out(work)
-                self._rewrite = False
+                if self._rewrite or self._failed or self._grown > max(MIN_REWRITE_BYTES, self._size):
+                    # Lines that are recorded from here on may be in it already: they change nothing then.
+                    state = self._state()
+                    self._write(SnapshotState(state.cluster, state.revision, dict(state.keys)))
+                else:
+                    self._append(b"".join(lines))
+                self._rewrite = self._failed = False
             except OSError as error:
-                what = f"{self._path}: cannot be written: {error.strerror or error}"
-                raise OSError(f"{what}; hint: services outlive no restart") from None
-
-    def _write_out(self, work: _Work) -> None:
-        if work.state is None:
-            self._append(work.lines)
-        else:
-            self._write(work.state)
+                self._failed = True
+                why = f"{self._path}: cannot be written: {error.strerror or error}"
+                raise OSError(f"{why}; hint: services outlive no restart") from None
 
     def _append(self, data: bytes) -> None:
         descriptor = open_own(self._path, os.O_WRONLY | os.O_APPEND)

@@ -2,40 +2,43 @@
 
 Every write is a transaction that fails if another client has changed one of its keys since this host last
 received it.
+
+The note is at one key, written in the transaction that writes the services. etcd keeps every version of that
+key, and of the services, until it is compacted: the notes are read one after the other, each at the revision
+before the next one. What others write to etcd, as with etcdctl, has no note.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import math
+from collections import Counter
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
 
+from vipd.declaration.bounded_json import read_json
 from vipd.declaration.operations import Outcome, RefusedError
 from vipd.declaration.problems import printable
 from vipd.model.override import Override, OverrideKey, OverrideTarget, merge_parts
 from vipd.model.service import Service
-from vipd.sources.etcd.client import EtcdClient
-from vipd.sources.etcd.errors import EtcdError, RejectedError, UnreachableError
-from vipd.sources.etcd.fleet_keys import (
-    UnwritableError,
-    keys_of_targets,
-    override_key,
-    override_keys,
+from vipd.model.text import one_line
+from vipd.sources.etcd.client import EtcdClient, KeyValue
+from vipd.sources.etcd.errors import CompactedError, EndpointError, EtcdError
+from vipd.sources.etcd.fleet import (
+    named_overrides,
+    names_of_targets,
+    override_names,
     override_value,
-    read_overrides,
-    service_key,
+    read_override,
     service_value,
-    weight_override_key,
 )
-from vipd.sources.etcd.messages import Delete, KeyRange, ModRevisionEquals, Put
-from vipd.sources.etcd.source import EtcdSource
-from vipd.sources.etcd.store_history import EtcdHistory, note_value
-from vipd.sources.etcd.values import Layout, unit_name
-from vipd.sources.history import NO_NOTE, ChangeNote, Entry
+from vipd.sources.etcd.follow import EtcdSource
+from vipd.sources.etcd.values import Layout, read_service_value, unit_name
+from vipd.sources.history import MAX_ENTRIES, MAX_TEXT, NAMES_KEPT, NO_NOTE, ChangeNote, Entry
 
 Answer = TypeVar("Answer")
 
@@ -44,6 +47,8 @@ OBSERVE_TIMEOUT_SECONDS = 10.0
 POLL_SECONDS = 0.01
 MAX_DELETES_PER_TXN = 100
 """Fewer than the 128 operations that etcd accepts in a transaction by default."""
+MAX_NOTE_BYTES = 256 * 1024
+"""Of a note: the names of its services, at most, and two texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,7 @@ class WriteResult:
     """Whether each exists now, or was removed."""
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """`etcd /vipd/v1/services/dns at revision 42`."""
         keys = list(map(printable, self.keys))
         named = keys[0] if len(keys) == 1 else f"{keys[0]} and {len(keys) - 1} more keys" if keys else ""
@@ -64,7 +69,8 @@ class WriteResult:
 
 
 class EtcdStore:
-    """The services and overrides in etcd, as known to this host, and changes to them."""
+    """The services and overrides in etcd, as known to this host, and changes to them. Every coroutine raises
+    RefusedError; then nothing was written, unless the error reports that this is unknown."""
 
     def __init__(
         self,
@@ -75,116 +81,72 @@ class EtcdStore:
         host: str = "",
     ) -> None:
         """`host`: the name of this host, for the history."""
-        self._client, self._source, self._layout, self._clock = client, source, Layout(prefix), clock
-        self._host, self._stopping = host, False
-        self._history = EtcdHistory(client, self._layout)
+        self._client, self._source, self._known = client, source, source.keys
+        self._layout, self._clock, self._host = Layout(prefix), clock, host
+        self._stopping = False
 
     @property
     def services(self) -> dict[str, Service]:
         """Every service in etcd, without backends that registered themselves; for a faulty value, its last
         good one."""
-        found = {}
-        for unit in self._source.units().values():
-            for service in (unit.candidate if unit.candidate.ok else unit.accepted).services:
-                found[service.name] = service
-        return found
+        units = self._known.units.values()
+        serving = (unit.candidate if unit.candidate.ok else unit.accepted for unit in units)
+        return {service.name: service for declared in serving for service in declared.services}
 
     @property
-    def place(self) -> str:
+    def location(self) -> str:
         """Location of the services."""
         return f"etcd {self._layout.services}"
 
-    def check(self, outcome: Outcome) -> None:
-        """Check that a change can be written at all. Raises RefusedError."""
-        self._puts(outcome)
-
     @property
-    def history_place(self) -> str:
+    def history_location(self) -> str:
         """Location of the notes on changes."""
         return f"etcd {self._layout.history}"
 
-    async def history(self) -> tuple[Entry, ...]:
-        """The newest changes, the oldest first. Raises RefusedError."""
-        return await self._asked(self._history.entries())
-
-    async def changes_in(self, entry: Entry) -> Sequence[tuple[str, Service | None, Service | None]]:
-        """The services that an entry names, each before and after it. Raises RefusedError."""
-        return await self._asked(self._history.changes_in(entry))
-
-    async def services_since(self, revision: int) -> Mapping[str, Service | None]:
-        """What the services that changed since a revision were at it; None: not there. Raises
-        RefusedError."""
-        known = {name: self._source.mod_revision(self._key(name)) for name in self.services}
-        return await self._asked(self._history.services_since(revision, known))
+    def check(self, outcome: Outcome) -> None:
+        """Check that a change can be written at all. Raises RefusedError."""
+        self._values(outcome)
 
     async def save(self, outcome: Outcome, note: ChangeNote = NO_NOTE) -> WriteResult:
-        """Write a change that was decided on the current `services`.
-
-        Raises RefusedError; then nothing was written, unless the error reports that this is unknown.
-        """
-        puts = self._puts(outcome)
+        """Write a change that was decided on the current `services`."""
         results = outcome.results
-        deletes = [name for name, action in results.items() if action == "removed"]
-        then: list[Put | Delete] = [*puts]
-        then += [Delete(KeyRange(self._key(name).encode())) for name in deletes]
-        if then:
-            value = note_value(self._clock(), note, self._host, outcome)
-            then.append(Put(self._layout.history.encode(), value.encode()))
+        puts = {key: (value, 0) for key, value in self._values(outcome).items()}
+        deletes = [self._key(name) for name, action in results.items() if action == "removed"]
+        changing = bool(puts or deletes)
+        if changing:
+            puts[self._layout.history] = (note_value(self._clock(), note, self._host, outcome), 0)
         # If nothing changes, unchanged services count too: this host may not know the latest change yet.
         names = [name for name, action in results.items() if action != "unchanged"] or list(results)
-        keys = [self._key(name) for name in names]
-        revision = await self._write(keys, then)
-        return WriteResult(revision if then else 0, {self._key(n): results[n] != "removed" for n in names})
+        revision = await self._write([self._key(name) for name in names], puts, deletes)
+        present = {self._key(name): results[name] != "removed" for name in names}
+        return WriteResult(revision if changing else 0, present)
 
-    async def put_override(self, order: Override) -> WriteResult:
+    async def put_override(self, override: Override) -> WriteResult:
         """Write an override beside the other part of an earlier one; one that expires gets a lease that
-        expires with it. Raises as `save` does."""
-        known, wanted = self._overrides_at_keys(order)
-        puts = {key: each for key, each in wanted.items() if known.get(key) != each}
+        expires with it."""
+        known, wanted = self._overrides_at_keys(override)
+        values = {key: override_value(o) for key, o in wanted.items() if known.get(key) != o}
         gone = known.keys() - wanted.keys()
-        values = {key: _order_value(each) for key, each in puts.items()}
-        leases: list[int] = []
-        then: list[Put | Delete] = [Delete(KeyRange(_encoded(key))) for key in gone]
+        puts = dict[str, tuple[str, int]]()
         try:
-            for key, each in puts.items():
-                # An override without expiry has no lease to revoke.
-                leases += [await self._lease(each.until)] if each.until is not None else []
-                lease = leases[-1] if each.until is not None else 0
-                then.append(Put(_encoded(key), values[key].encode(), lease))
-            revision = await self._write([*gone, *puts], then) if then else 0
+            for key, value in values.items():
+                puts[key] = (value, await self._lease(wanted[key].until))
+            revision = await self._write([*gone, *puts], puts, gone) if gone or puts else 0
         except RefusedError:
-            for lease in leases:
+            for lease in (lease for _, lease in puts.values() if lease):
                 with contextlib.suppress(EtcdError):
                     await self._client.revoke_lease(lease)
             raise
         return WriteResult(revision, dict.fromkeys(gone, False) | dict.fromkeys(puts, True))
 
-    def _overrides_at_keys(self, order: Override) -> tuple[dict[str, Override | None], dict[str, Override]]:
-        """The current values at the keys of an override's target (None: none that stays), and the new values
-        with this override."""
-        layout, known, parts = self._layout, dict[str, Override | None](), dict[OverrideKey, Override]()
-        for key in (weight_override_key(layout, order.target), override_key(layout, order.target)):
-            rest = key.removeprefix(layout.overrides)
-            value = self._source.overrides.get(rest)
-            found = read_overrides({rest: value})[0] if value is not None else {}
-            # Values that cannot be read, or have another target, are not deleted.
-            if any(each.target == order.target for each in found):
-                held = {k: o for k, o in found.items() if o.until is None or o.until > self._clock()}
-                parts |= held
-                known[key] = merge_parts(held)[0] if held else None
-        return known, override_keys(layout, {**parts, **order.parts()})
-
-    async def _lease(self, until: datetime) -> int:
-        left = math.ceil((until - self._clock()).total_seconds())
-        return await self._asked(self._client.grant_lease(max(left, 1)))
-
     async def clear_overrides(self, targets: Collection[OverrideTarget]) -> WriteResult:
-        """Delete the overrides of these targets. Raises as `save` does."""
-        keys = keys_of_targets(self._layout, self._source.overrides, targets)
+        """Delete the overrides of these targets."""
+        start = self._layout.overrides
+        keys = [f"{start}{name}" for name in names_of_targets(self._known.overrides, targets)]
         revision = 0
-        for start in range(0, len(keys), MAX_DELETES_PER_TXN):
-            some = keys[start : start + MAX_DELETES_PER_TXN]
-            revision = await self._write(some, [Delete(KeyRange(_encoded(key))) for key in some])
+        for first in range(0, len(keys), MAX_DELETES_PER_TXN):
+            some = keys[first : first + MAX_DELETES_PER_TXN]
+            revision = await self._write(some, {}, some)
         return WriteResult(revision, dict.fromkeys(keys, False))
 
     def stop_waiting(self) -> None:
@@ -196,7 +158,7 @@ class EtcdStore:
         empty."""
         clock = asyncio.get_running_loop().time
         end = clock() + OBSERVE_TIMEOUT_SECONDS
-        while not all(self._known(key, there, written.revision) for key, there in written.keys.items()):
+        while not all(self._received(key, there, written.revision) for key, there in written.keys.items()):
             if self._stopping:
                 return "vipd is stopping: this host follows when it has started again"
             if clock() >= end:
@@ -204,7 +166,7 @@ class EtcdStore:
                 late = f"this host has not heard of revision {written.revision} after {seconds}"
                 return "; ".join((late, *self._source.faults()))
             await asyncio.sleep(POLL_SECONDS)
-        held = [key for key in self._source.state().held if written.keys.get(key) is False]
+        held = [key for key in self._known.held if written.keys.get(key) is False]
         if not held:
             return ""
         what = f"{len(held)} of the removals are held" if len(held) > 1 else "the removal is held"
@@ -214,27 +176,105 @@ class EtcdStore:
         """Names of the units that were written."""
         return [unit_name(key) for key, there in written.keys.items() if there]
 
-    def _known(self, key: str, there: bool, revision: int) -> bool:
-        known = self._source.mod_revision(key)
-        overtaken = known > revision or (known == 0 and self._source.last_change > revision)
-        return overtaken or (known == revision if there else known == 0)
+    async def history(self) -> tuple[Entry, ...]:
+        """The newest changes, at most `MAX_ENTRIES`, the oldest first."""
+        entries, revision = list[Entry](), 0
+        for _ in range(MAX_ENTRIES):
+            note = await _asked(self._note_at(revision))
+            if note is None:
+                break
+            entries += read_note(note)
+            revision = note.mod_revision - 1
+            if revision < 1:
+                break
+        return tuple(reversed(entries))
+
+    async def _note_at(self, revision: int) -> KeyValue | None:
+        """The last note up to a revision (0: the newest), unless it has been compacted. Raises EtcdError."""
+        with contextlib.suppress(CompactedError):
+            return await self._client.get(self._layout.history, revision)
+        return None
+
+    async def changes_in(self, entry: Entry) -> list[tuple[str, Service | None, Service | None]]:
+        """The services that an entry names, each before and after it."""
+        return [
+            (
+                name,
+                await self._service_at(name, entry.revision - 1),
+                await self._service_at(name, entry.revision),
+            )
+            for name, _ in entry.named
+        ]
+
+    async def services_since(self, revision: int) -> Mapping[str, Service | None]:
+        """What the services that changed since a revision were at it; None: not there."""
+        start = self._layout.services
+        listing = await _asked(self._client.list_keys([start], revision=revision), revision)
+        earlier = {kv.key.removeprefix(start): kv for kv in listing.kvs}
+        names = self.services.keys()
+        changed: dict[str, Service | None] = {
+            name: _service(name, kv)
+            for name, kv in earlier.items()
+            if name not in names or self._known.mod_revision(self._key(name)) != kv.mod_revision
+        }
+        return changed | dict.fromkeys(names - earlier.keys())
+
+    async def _service_at(self, name: str, revision: int) -> Service | None:
+        if revision < 1:
+            return None
+        kv = await _asked(self._client.get(self._key(name), revision), revision)
+        return _service(name, kv) if kv else None
+
+    def _overrides_at_keys(
+        self, override: Override
+    ) -> tuple[dict[str, Override | None], dict[str, Override]]:
+        """The current values at the keys of an override's target (None: none that stays), and the new values
+        with this override."""
+        start, known, parts = (
+            self._layout.overrides,
+            dict[str, Override | None](),
+            dict[OverrideKey, Override](),
+        )
+        for name in override_names(override.target):
+            stored = read_override(self._known.overrides.get(name, ""))
+            # Values that cannot be read, or have another target, are not deleted.
+            if isinstance(stored, Override) and stored.target == override.target:
+                current = {
+                    key: part
+                    for key, part in stored.parts().items()
+                    if part.until is None or part.until > self._clock()
+                }
+                parts |= current
+                known[f"{start}{name}"] = merge_parts(current)[0] if current else None
+        wanted = named_overrides({**parts, **override.parts()})
+        return known, {f"{start}{name}": o for name, o in wanted.items()}
+
+    async def _lease(self, until: datetime | None) -> int:
+        if until is None:
+            return 0
+        seconds = math.ceil((until - self._clock()).total_seconds())
+        return await _asked(self._client.grant_lease(max(seconds, 1)))
+
+    def _received(self, key: str, there: bool, revision: int) -> bool:
+        known = self._known.mod_revision(key)
+        overtaken = known > revision or (known == 0 and self._known.last_change > revision)
+        return overtaken or known == (revision if there else 0)
 
     def _key(self, name: str) -> str:
-        return service_key(self._layout, name)
+        return f"{self._layout.services}{name}"
 
-    def _puts(self, outcome: Outcome) -> list[Put]:
-        try:
-            return [
-                Put(self._key(name).encode(), service_value(self._layout, outcome.stored[name]).encode())
-                for name, action in outcome.results.items()
-                if action in ("created", "changed")
-            ]
-        except UnwritableError as error:
-            raise RefusedError("invalid", error.what, "", error.hint, error.problems) from None
+    def _values(self, outcome: Outcome) -> dict[str, str]:
+        return {
+            self._key(name): service_value(self._layout, outcome.stored[name])
+            for name, action in outcome.results.items()
+            if action in ("created", "changed")
+        }
 
-    async def _write(self, keys: Sequence[str], then: Sequence[Put | Delete]) -> int:
-        conditions = [ModRevisionEquals(_encoded(key), self._source.mod_revision(key)) for key in keys]
-        revision = await self._asked(self._client.txn(conditions, then))
+    async def _write(
+        self, keys: Sequence[str], puts: Mapping[str, tuple[str, int]], deletes: Collection[str]
+    ) -> int:
+        unchanged = {key: self._known.mod_revision(key) for key in keys}
+        revision = await _asked(self._client.txn(unchanged, puts, deletes))
         if not revision:
             named = printable(keys[0]) if len(keys) == 1 else f"one of {len(keys)} keys"
             what = f"{named} was changed by somebody else meanwhile"
@@ -242,32 +282,61 @@ class EtcdStore:
             raise RefusedError("changed", what, why, "look at it, and say it again")
         return revision
 
-    async def _asked(self, question: Awaitable[Answer]) -> Answer:
-        try:
-            return await question
-        except EtcdError as error:
-            raise refused_error(error) from None
 
-
-def _encoded(key: str) -> bytes:
-    """A key in the form of etcd: in keys read from etcd, bytes that are no UTF-8 are lone surrogates."""
-    return key.encode(errors="surrogateescape")
-
-
-def _order_value(order: Override) -> str:
+async def _asked(question: Awaitable[Answer], revision: int = 0) -> Answer:
+    """The answer to a question about a revision. Raises RefusedError."""
     try:
-        return override_value(order)
-    except UnwritableError as error:
-        raise RefusedError("internal", error.what, "", error.hint) from None
+        return await question
+    except CompactedError:
+        why = "etcd has compacted it: it keeps as much as its --auto-compaction-retention says"
+        raise RefusedError("not-found", f"revision {revision} is not kept any more", why) from None
+    except EtcdError as error:
+        raise refused_error(error) from None
 
 
 def refused_error(error: EtcdError) -> RefusedError:
     """Why etcd did not carry out the request."""
     why, _, hint = str(error).partition("; hint: ")
     what = "etcd did not take it"
-    if isinstance(error, UnreachableError) and any(reason.sent for reason in error.reasons.values()):
+    if isinstance(error, EndpointError) and error.sent:
         what = "etcd did not answer, and may have taken it or not"
         hint = hint or "look before you say it again"
-    elif isinstance(error, RejectedError) and "too many operations" in error.message:
+    elif "too many operations" in why:
         hint = "change fewer services at once, or start etcd with a higher --max-txn-ops"
     return RefusedError("internal", what, why, hint)
+
+
+def note_value(at: datetime, note: ChangeNote, host: str, outcome: Outcome) -> str:
+    """What a change leaves at the key of the history."""
+    changed = {name: action for name, action in outcome.results.items() if action != "unchanged"}
+    return json.dumps(
+        {
+            "at": at.isoformat(),
+            "by": one_line(f"{note.by} on {host}")[:MAX_TEXT],
+            "reason": one_line(note.reason)[:MAX_TEXT],
+            "actions": dict(Counter(changed.values())),
+            "services": list(changed.items())[:NAMES_KEPT],
+        }
+    )
+
+
+def read_note(kv: KeyValue) -> tuple[Entry, ...]:
+    """The entry of a note; none if something else was written there."""
+    try:
+        note = read_json(kv.value, MAX_NOTE_BYTES)
+        at = datetime.fromisoformat(note["at"])
+        by, reason = one_line(str(note["by"]))[:MAX_TEXT], one_line(str(note["reason"]))[:MAX_TEXT]
+        actions = {one_line(str(action)): int(count) for action, count in note["actions"].items()}
+        named = tuple((str(name), str(action)) for name, action in note["services"][:NAMES_KEPT])
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return ()
+    return (Entry(kv.mod_revision, at, by, reason, actions, named, b""),) if at.tzinfo else ()
+
+
+def _service(name: str, kv: KeyValue) -> Service:
+    """The service in an earlier value. Raises RefusedError."""
+    declared = read_service_value(kv.key, name, kv.value)
+    if not declared.ok:
+        what = f"{printable(kv.key)} of revision {kv.mod_revision} cannot be used"
+        raise RefusedError("invalid", what, problems=declared.problems)
+    return declared.services[0]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from hashlib import blake2b, sha256
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vipd.declaration.body_pattern import literal_text
 from vipd.declaration.problems import Declaration, Problem, internal_problem, printable
@@ -24,7 +24,10 @@ from vipd.declaration.yaml_text import read_values
 from vipd.model import limits
 from vipd.model.check import HttpProbe, UdpProbe
 from vipd.model.service import Backend, Origin, Service
-from vipd.sources.etcd.messages import KeyRange, KeyValue
+from vipd.model.text import byte_size
+
+if TYPE_CHECKING:
+    from vipd.sources.etcd.client import KeyValue
 
 SOURCE = "etcd"
 
@@ -67,10 +70,11 @@ class Layout:
                 return _folder(start, key.removeprefix(start))
         return ""
 
-    def ranges(self) -> tuple[KeyRange, ...]:
-        """All followed ranges. `hosts/` is not included: reports of hosts would wake all hosts; nor is
-        the history, which no host needs to follow."""
-        return tuple(KeyRange.prefix(p.encode()) for p in (self.services, self.backends, self.overrides))
+    @property
+    def followed(self) -> tuple[str, ...]:
+        """How the followed keys begin. `hosts/` is not included: reports of hosts would wake all hosts; nor
+        is the history, which no host needs to follow."""
+        return self.services, self.backends, self.overrides
 
 
 def unit_name(key: str) -> str:
@@ -90,73 +94,70 @@ class FolderBudget:
     but of the first one.
     """
 
-    def __init__(self, layout: Layout, known: Iterable[str] = ()) -> None:
+    def __init__(self, layout: Layout, known: Collection[str] = ()) -> None:
         """`known`: keys that are kept, whatever their number; their values do not count yet."""
-        self._layout = layout
-        self.sizes = Counter[str]()
-        """Bytes of each folder that are kept."""
-        self._numbers = Counter(filter(None, map(self.folder, known)))
+        self._layout, self._known = layout, frozenset(known)
+        self._sizes = Counter[str]()
+        """Bytes of each folder that are kept; of the keys without one, by an empty name."""
+        self._numbers = Counter(map(self._folder, known))
         """Keys of each folder that are kept."""
         self._left_out: dict[str, set[int]] = {}
         """Digests of the keys that are not kept, by folder."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of all keys and values that are kept."""
+        return self._sizes.total()
 
     def left_out(self, start: str) -> int:
         """How many keys that begin so are not kept."""
         return sum(len(keys) for folder, keys in self._left_out.items() if folder.startswith(start))
 
-    def forget(self, known: Iterable[str]) -> None:
-        """These keys, known to begin with, are no more in the store."""
-        self._numbers.subtract(filter(None, map(self.folder, known)))
+    def listed(self, removed: Collection[str]) -> None:
+        """The store was listed; it has no more of the known keys than all but these."""
+        self._numbers.subtract(map(self._folder, self._known.intersection(removed)))
+        self._known = frozenset()
 
     def remove(self, key: str, kept: str | None) -> None:
         """A key is no more in the store; its value was this, or None if the key was left out."""
-        folder = self.folder(key)
-        if kept is not None and folder:
+        folder = self._folder(key)
+        if kept is not None:
             self._numbers[folder] -= 1
-            self.sizes[folder] -= _size(key, kept)
+            self._sizes[folder] -= byte_size(key) + byte_size(kept)
         self._left_out.get(folder, set()).discard(_digest(key))
 
-    def folder(self, key: str) -> str:
+    def shortened(self, kv: KeyValue, before: str | None = None) -> KeyValue | None:
+        """A key and its value as they are kept; adds them to their folder. None: the key is left out.
+        `before`: the value that it had, which counts no longer."""
+        key, value, layout = short_key(kv.key), kv.value, self._layout
+        is_service = key.startswith(layout.services)
+        most = limits.ETCD_SERVICE_BYTES if is_service else limits.ETCD_SMALL_VALUE_BYTES
+        if (size := byte_size(value)) > most:
+            value = f"{REFUSED}it has {size} bytes, of which {most} are the most"
+        folder = self._folder(key)
+        if before is not None:
+            self._sizes[folder] -= byte_size(key) + byte_size(before)
+        elif key not in self._known:
+            beyond = self._numbers[folder] - limits.ETCD_FOLDER_KEYS if folder else -1
+            if beyond > 0:
+                self._left_out.setdefault(folder, set()).add(_digest(key))
+                return None
+            if beyond == 0:
+                value = f"{REFUSED}its folder has more than {limits.ETCD_FOLDER_KEYS} keys"
+            self._numbers[folder] += 1
+            self._left_out.get(folder, set()).discard(_digest(key))
+        most = limits.ETCD_OVERRIDES_BYTES if folder == layout.overrides else limits.ETCD_FOLDER_BYTES
+        if folder and self._sizes[folder] + byte_size(key) + byte_size(value) > most:
+            value = f"{REFUSED}the keys of its folder have more than {most >> 20} MiB"
+        self._sizes[folder] += byte_size(key) + byte_size(value)
+        return kv._replace(key=key, value=value)
+
+    def _folder(self, key: str) -> str:
         """The folder whose budget a key uses; empty: none."""
         if key.startswith(self._layout.overrides):
             return self._layout.overrides
         folder = self._layout.folder(key)
         return "" if folder == self._layout.services else folder
-
-    def shortened(self, kv: KeyValue, *, before: str | None = None, known: bool = False) -> KeyValue | None:
-        """A key and its value as they are kept; adds them to their folder. None: the key is left out.
-        `before`: the value that it had, which counts no longer. `known`: one of those that were known
-        to begin with."""
-        key, value = short_key(kv.key), kv.value
-        is_service = kv.key.startswith(self._layout.services.encode())
-        most = limits.ETCD_SERVICE_BYTES if is_service else limits.ETCD_SMALL_VALUE_BYTES
-        if len(value) > most:
-            value = f"{REFUSED}it has {len(value)} bytes, of which {most} are the most".encode()
-        text = key.decode(errors="surrogateescape")
-        folder = self.folder(text)
-        if not folder:
-            return kv._replace(key=key, value=value)
-        if before is not None:
-            self.sizes[folder] -= _size(text, before)
-        elif not known:
-            beyond = self._numbers[folder] - limits.ETCD_FOLDER_KEYS
-            if beyond > 0:
-                self._left_out.setdefault(folder, set()).add(_digest(text))
-                return None
-            if beyond == 0:
-                value = f"{REFUSED}its folder has more than {limits.ETCD_FOLDER_KEYS} keys".encode()
-            self._numbers[folder] += 1
-            self._left_out.get(folder, set()).discard(_digest(text))
-        overrides = folder == self._layout.overrides
-        most = limits.ETCD_OVERRIDES_BYTES if overrides else limits.ETCD_FOLDER_BYTES
-        if self.sizes[folder] + len(key) + len(value) > most:
-            value = f"{REFUSED}the keys of its folder have more than {most >> 20} MiB".encode()
-        self.sizes[folder] += len(key) + len(value)
-        return kv._replace(key=key, value=value)
-
-
-def _size(key: str, value: str) -> int:
-    return sum(len(text.encode(errors="surrogateescape")) for text in (key, value))
 
 
 def _digest(key: str) -> int:
@@ -165,11 +166,13 @@ def _digest(key: str) -> int:
     return int.from_bytes(digest, "big")
 
 
-def short_key(key: bytes) -> bytes:
+def short_key(key: str) -> str:
     """A key as it is kept: of a very long one the start and a digest, after a NUL."""
-    if len(key) <= limits.ETCD_KEY_BYTES:
+    if byte_size(key) <= limits.ETCD_KEY_BYTES:
         return key
-    return key[: limits.ETCD_KEY_BYTES // 2] + b"\0" + sha256(key).hexdigest().encode()
+    data = key.encode(errors="surrogateescape")
+    start = data[: limits.ETCD_KEY_BYTES // 2].decode(errors="surrogateescape")
+    return f"{start}\0{sha256(data).hexdigest()}"
 
 
 def read_value(layout: Layout, key: str, value: str, *, accepted: bool = False) -> ParsedValue:
@@ -231,7 +234,7 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
 
 
 def _too_long(place: str, text: str, most: int) -> Problem | None:
-    size = len(text.encode(errors="surrogateescape"))
+    size = byte_size(text)
     if size <= most:
         return None
     hint = "give the service fewer backends, or declare it in a file"
