@@ -33,12 +33,15 @@ def checks(number: int) -> list[dict[str, Json]]:
     timing = {"interval": "30s", "timeout": "1s", "rise": 2, "fall": 3, "start": "healthy", "jitter": "5%"}
     return [
         {"type": "tcp", "port": 8080, **timing},
-        {"type": "http", "port": 8080, "method": "HEAD", "path": "/x", "host": "a.example", "status": [200,
-        "204-206"], "body": "ok", **timing}, {"type": "https", "port": 8443, "verify": True, "ca":
-        "/etc/ssl/none.pem", "server_name": "a.example", **timing}, {"type": "udp", "port": 53, "send":
-        "hex:00ff", "expect": "ok", **timing}, {"type": "dns", "port": 53, "query": "a.example", "record":
-        "AAAA", "rcode": "NXDOMAIN", "answer": "::1", **timing}, {"type": "exec", "port": 53, "command":
-        ["/bin/true", str(number)], "user": "nobody", **timing}, ]  # fmt: skip
+        {"type": "http", "port": 8080, "method": "HEAD", "path": "/x", "host": "a.example"}
+        | {"status": [200, "204-206"], "body": "ok", **timing},
+        {"type": "https", "port": 8443, "verify": True, "ca": "/etc/ssl/none.pem"}
+        | {"server_name": "a.example", **timing},
+        {"type": "udp", "port": 53, "send": "hex:00ff", "expect": "ok", **timing},
+        {"type": "dns", "port": 53, "query": "a.example", "record": "AAAA", "rcode": "NXDOMAIN"}
+        | {"answer": "::1", **timing},
+        {"type": "exec", "port": 53, "command": ["/bin/true", str(number)], "user": "nobody", **timing},
+    ]
 
 
 def declaration(number: int) -> dict[str, Json]:
@@ -47,6 +50,7 @@ def declaration(number: int) -> dict[str, Json]:
     vip, backends = f"10.96.{100 + high}.{low + 1}", f"10.250.{high}"
     return {
         "name": f"all-{number}",
+        "description": "every key",
         "address": [vip, f"fd00:96::{number + 1:x}"],
         "ports": [
             {"name": "dns", "port": 53, "protocol": "udp", "target": 5353},
