@@ -38,6 +38,8 @@ async def from_file(vipd: Vipd, spec: Json) -> list[str]:
     (files, *_) = (await vipd.status())["sources"]
     vipd.declare(name="web.yaml")
     await vipd.reload()
+    # A file that has just lost its services is read once more before they go.
+    await vipd.until(lambda: "web" not in vipd.kernel.names())
     return [re.sub(r"^.*/web\.yaml:\d+: ", "", problem) for problem in files["problems"]]
 
 
