@@ -106,7 +106,7 @@ REFUSING = rule(FROM, DROP)
     [
         ("accept", [], False, False),
         ("drop", [], True, False),
-        ("accept", [rule(DROP)], False, False),
+        ("accept", [rule(DROP), REFUSING], False, False),
         ("drop", [rule(DNAT, COUNT, ACCEPT)], False, False),
         ("drop", [rule(FROM, DNAT, ACCEPT)], True, False),
         ("drop", [rule("later", ACCEPT)], True, False),
@@ -134,6 +134,23 @@ def test_a_chain_that_nft_writes(
         f"{'insert' if first else 'add'} rule inet filter forward ct mark & 0x2000 == 0x2000 ct status dnat "
         'accept comment "VIPD-FORWARD: vipd translated flows"\n'
     )
+
+
+@pytest.mark.parametrize("policy", ["accept", "drop"])
+@pytest.mark.parametrize("end", [(DROP,), (COUNT, {"log": None}, {"reject": {"type": "icmpx"}})])
+def test_a_last_rule_of_nft_that_refuses_everything_is_as_a_policy(policy: str, end: tuple[Any, ...]) -> None:
+    last = rule(*end)
+    for listed, accepted in (
+        ([last], False),
+        ([REFUSING, last], False),
+        ([REFUSING, OURS, last], True),
+        ([OURS, REFUSING, last], False),
+        ([REFUSING, last, OURS], False),
+    ):
+        found = found_by_nft(NATIVE, policy, listed, OPTIONS)
+        assert (found.drops, found.accepted) == (True, accepted), listed
+        assert "insert rule inet filter forward handle 7 ct mark" in found.insert_text
+    assert not found_by_nft(NATIVE, policy, [rule(DNAT, ACCEPT), last], OPTIONS).drops
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ class Refusal:
     """A way to refuse the client. `{client}` and `{backend}` in its commands are their addresses."""
 
     firewall: str
-    """The rules that are there before: `drop` (a policy), `ufw` or `nft`."""
+    """The rules that are there before: `drop` (a policy), `ufw`, `nft`, or `nft reject` (its last rule)."""
     refuse: str
     allow: str
 
@@ -63,7 +63,17 @@ REFUSALS = {
         "nft flush chain inet site forward; "
         "nft add rule inet site forward ct state established,related accept",
     ),
+    "nft reject": Refusal(
+        "nft reject",
+        "nft insert rule inet site forward ip saddr {client} drop",
+        "nft flush chain inet site forward; "
+        "nft add rule inet site forward ct state established,related accept; "
+        "nft add rule inet site forward reject",
+    ),
 }
+
+
+NFT = ("nft", "nft reject")
 
 
 @pytest.fixture(scope="module")
@@ -91,6 +101,9 @@ class Host:
             self.lab.host.run("iptables-restore", "-n", text=(FIREWALLS / "ufw.ipv4").read_text())
         elif firewall == "nft":
             self.lab.host.run("nft", "-f", "-", text=NFT_CHAIN)
+        elif firewall == "nft reject":
+            text = NFT_CHAIN.replace("policy drop;", "").replace("related accept", "related accept; reject")
+            self.lab.host.run("nft", "-f", "-", text=text)
         elif firewall == "docker":
             text = (FIREWALLS / "docker.ipv4").read_text().replace("docker0", "cluster")
             self.lab.host.run("iptables-restore", "-n", text=text)
@@ -133,9 +146,9 @@ def test_a_refusal_is_effective_whether_it_came_before_vipd_or_after(
         assert not host.passes(vip)
         warnings = [w for w in daemon.status()["warnings"] if "may refuse" in w]
         # Rules of nft are not interpreted.
-        assert ["accept_forwarded: first" in warning for warning in warnings] == [True] * (form != "nft")
+        assert ["accept_forwarded: first" in warning for warning in warnings] == [True] * (form not in NFT)
         added = daemon.vipctl("add", "10.96.1.1:80/tcp", f"{lab.backends[0].ipv4}:{SERVED_PORT}")
-        assert ("accept_forwarded: first" in added.stderr + added.stdout) is (form != "nft")
+        assert ("accept_forwarded: first" in added.stderr + added.stdout) is (form not in NFT)
         other = Frontend("10.96.1.1", 80, vip.protocol)
         assert not host.passes(other)
         daemon.stop()
@@ -147,7 +160,7 @@ def test_a_refusal_is_effective_whether_it_came_before_vipd_or_after(
         daemon.cleanup()
         daemon.start()
         assert not host.passes(vip)
-        for source, named in ((lab.client.ipv4, form != "nft"), ("198.51.100.77", form == "backend")):
+        for source, named in ((lab.client.ipv4, form not in NFT), ("198.51.100.77", form == "backend")):
             explained = daemon.vipctl("explain", "--from", source, str(vip)).stdout
             assert ("may refuse flows" in " ".join(explained.split())) is named, source
         host.run(refusal.allow)

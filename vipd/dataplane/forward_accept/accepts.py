@@ -265,21 +265,26 @@ def found_by_nft(
 ) -> ForwardChainState:
     """A chain that nft writes, from the objects that `nft -j list table` prints of its table.
 
-    Rules of others are not interpreted: vipd's accept stands behind all of them, in place of the policy, or
-    before all of them.
+    Rules of others are not interpreted: vipd's accept stands behind all of them, in place of the policy or of
+    a last rule that refuses everything, or before all of them.
     """
     rules = rules_of(listed, place.chain)
     own = {at: rule for at, rule in enumerate(rules) if is_ours(rule, options.prefix)}
     others = [at for at, rule in enumerate(rules) if not _is_of_vipd(rule)]
-    drops = policy == "drop" and not any(map(accepts_translated, rules))
+    last = others.pop() if others and not options.first and _refuses_everything(rules[others[-1]]) else None
+    drops = (policy == "drop" or last is not None) and not any(map(accepts_translated, rules))
     deleted = "".join(f"delete rule {place.nft_words} handle {rule['handle']}\n" for rule in own.values())
     if options.first:
         drops = drops or bool(others)
         in_place = all(mine < other for mine in own for other in others)
         inserted = [f"insert rule {place.nft_words} {rule}\n" for rule in reversed(options.native())]
     else:
-        in_place = all(other < mine for mine in own for other in others)
-        inserted = [f"add rule {place.nft_words} {rule}\n" for rule in options.native()]
+        end = len(rules) if last is None else last
+        in_place = all(other < mine < end for mine in own for other in (-1, *others))
+        verb = f"add rule {place.nft_words}"
+        if last is not None:
+            verb = f"insert rule {place.nft_words} handle {rules[last]['handle']}"  # before that one
+        inserted = [f"{verb} {rule}\n" for rule in options.native()]
     comments = [rule["comment"] for rule in own.values()]
     return ForwardChainState(
         place,
@@ -307,6 +312,11 @@ def _is_of_vipd(rule: Mapping[str, Any]) -> bool:
 
 
 def accepts_translated(rule: Mapping[str, Any]) -> bool:
-    """Whether it is the rule `ct status dnat accept`, as an administrator is advised to write it. No other
-    rule is understood."""
+    """Whether it is the rule `ct status dnat accept`, as an administrator is advised to write it."""
     return [statement for statement in rule["expr"] if "counter" not in statement] in _ADVISED
+
+
+def _refuses_everything(rule: Mapping[str, Any]) -> bool:
+    """Whether it is a `drop` or `reject` without a condition, such as stands at the end of many chains."""
+    *others, verdict = [next(iter(statement)) for statement in rule["expr"]] or [""]
+    return verdict in ("drop", "reject") and set(others) <= {"counter", "log"}
