@@ -9,7 +9,7 @@ addresses do not count: one may be a host's own, whose server is then a valid ba
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, islice
 from typing import NamedTuple
 
@@ -100,18 +100,6 @@ def _count_uses(services: Iterable[Service]) -> dict[bool, Counter[str]]:
 def find_conflicts(services: Iterable[Service]) -> tuple[Problem, ...]:
     """A problem for each of `conflicts_of`, as many as are kept of one unit."""
     return tuple(claim_problem(*conflict) for conflict in islice(conflicts_of(services), PROBLEMS))
-
-
-def has_conflicts(services: Sequence[Service], *, addresses: bool = True) -> bool:
-    """Whether `conflicts_of` finds any. Mostly sets show in half of its time that it does not."""
-    names = {service.name for service in services}
-    frontends = [frontend for service in services for frontend in service.frontends()]
-    if len(names) == len(services) and len({*frontends}) == len(frontends):
-        vips = {address for service in services for address in service.addresses}
-        sought = (b.address for service in services for b in (*service.backends, *service.fallback))
-        if vips.isdisjoint(sought):
-            return False
-    return any(conflicts_of(services, addresses=addresses))
 
 
 def conflicts_of(

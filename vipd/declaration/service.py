@@ -1,8 +1,8 @@
 """The definition of vipd/v1: every mapping, each key with its values, its default and its meaning. Pure.
 
-The reader, the writer, the JSON Schema, the tables of docs and manual, and the options of vipctl come from
-it. To add a key: one line here, one field in the model, and the code that uses it. In meanings backquotes
-mark what is literal.
+The reader, the writer, JSON Schema and the tables of docs and manual come from it. Options of vipctl have
+texts of their own, since to import this would slow each start. To add a key: one line here, one field in the
+model, and the code that uses it. In meanings backquotes mark what is literal.
 """
 
 from __future__ import annotations

@@ -24,12 +24,10 @@ from vipd.host.netlink import (
     u32,
     u64,
 )
-from vipd.model.service import Family
 
 LEASE, PENDING, ADDRESSES, HELD = "lease", "pending", "addresses", "held"
 ARP, IPV6 = 3, 10
 """NFPROTO_ARP and NFPROTO_IPV6: the families of the two tables."""
-TABLE_FAMILIES = {Family.IPV4: ARP, Family.IPV6: IPV6}
 
 _SUBSYSTEM = 10
 _BATCH_BEGIN, _BATCH_END = 16, 17

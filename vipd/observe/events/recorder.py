@@ -151,11 +151,6 @@ class Recorder:
         """The id that was given last; 0 if there was none yet."""
         return self._last
 
-    @property
-    def subscriptions(self) -> int:
-        """Number of followers."""
-        return len(self._subscriptions)
-
     def end_subscriptions(self) -> None:
         """Let every follower read its waiting events, and no more."""
         for follower in self._subscriptions:
