@@ -254,7 +254,8 @@ def test_what_cannot_be_done_is_refused_before_anything_changes(lab: Lab, say: C
         vip = Services(daemon).add(lab.backends)
         lab.host.run("iptables-nft", "-P", "FORWARD", "DROP")
         say(HELD)
-        daemon.wait_until(lambda: "held" in lab.host.run("nft", "list", "tables").stdout, True)
+        # Its chain comes last.
+        daemon.wait_until(lambda: "filter + 5" in lab.host.run("nft", "list", "ruleset").stdout, True)
         before = everything(lab.host)
         refused = daemon.vipctl("set-dataplane", "nftables", check=False)
         assert refused.returncode == 1
