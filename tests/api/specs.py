@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.lab.inside import Answer, Vipd, declare
+from tests.lab.inside import Answer, Vipd
+from tests.lab.stored import stored as on_disk
 
 DNS: dict[str, object] = {
     "name": "kube-system/kube-dns",
@@ -36,12 +37,7 @@ def actions(answer: Answer) -> dict[str, str]:
 
 def stored(vipd: Vipd) -> set[str]:
     """The services that are on disk, which a restarted vipd would read."""
-    path = vipd.state_dir / "services.yaml"
-    if not path.exists():
-        return set()
-    declared = declare(path.read_bytes(), str(path))
-    assert not declared.problems, "the store's own file is always a good declaration"
-    return {service.name for service in declared.services}
+    return {spec["name"] for spec in json.loads(on_disk(vipd.state_dir))["services"]}
 
 
 def routes() -> list[tuple[str, str]]:

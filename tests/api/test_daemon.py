@@ -82,11 +82,13 @@ def test_once_applies_what_is_good_and_tells_by_its_code_what_is_not(node: Confi
     assert "10.96.0.11" in node.rules()
 
 
-def test_once_with_a_broken_store_is_no_success(node: ConfiguredHost) -> None:
+@pytest.mark.parametrize("name", ["state.db", "services.yaml"])
+def test_once_with_a_broken_store_is_no_success(node: ConfiguredHost, name: str) -> None:
+    """Its own, or that of an earlier version."""
     node.state_dir.mkdir()
-    (node.state_dir / "services.yaml").write_text("nonsense")
+    (node.state_dir / name).write_text("nonsense")
     done = node.vipd("--once")
-    assert "services.yaml" in done.stderr
+    assert name in done.stderr
     assert done.returncode == 1
 
 
@@ -130,14 +132,13 @@ def test_who_may_not_read_good_files_is_told_so_and_not_to_move_them(node: Confi
     node.root.chmod(0o755)
     node.state_dir.mkdir(mode=0o755)
     node.services_dir.chmod(0o755)
-    for name in ("services.yaml", "history.jsonl", "overrides.json", "dataplane"):
+    for name in ("state.db", "overrides.json", "dataplane"):
         (node.state_dir / name).touch(mode=0o600)
     done = node.vipd_as_nobody("--check")
     assert done.returncode == 1
-    for name in ("services.yaml", "history.jsonl"):
-        (line,) = (line for line in done.stderr.splitlines() if name in line)
-        assert "Permission denied" in line
-        assert "run this as root (sudo)" in line
+    (line,) = (line for line in done.stderr.splitlines() if "state.db" in line)
+    assert "Permission denied" in line
+    assert "run this as root (sudo)" in line
     assert "run vipd --check as root (sudo)" in done.stderr
     assert "aside" not in done.stderr
 

@@ -151,7 +151,7 @@ async def test_nothing_waits_where_nothing_changed_or_nobody_asked(vipd: Vipd) -
     assert (await vipd.add(DNS)).status == 200
 
 
-@pytest.mark.parametrize("fault", ["", "history.jsonl", "services.yaml"])
+@pytest.mark.parametrize("fault", ["", "state.db"])
 @story_of(running, simulated=True)
 async def test_what_nobody_confirms_is_taken_back_whatever_the_disk(vipd: Vipd, *, fault: str) -> None:
     await apply(vipd, WEB)
@@ -209,14 +209,14 @@ async def test_readers_may_see_the_history_and_not_confirm(vipd: Vipd) -> None:
 @story_of(running)
 async def test_a_change_that_the_disk_cannot_take_back_is_taken_back_in_the_kernel(vipd: Vipd) -> None:
     await apply(vipd, WEB, query="?confirm=60")
-    history = vipd.state_dir / "history.jsonl"
-    history.unlink()
-    history.mkdir()
+    database = vipd.state_dir / "state.db"
+    database.unlink()
+    database.mkdir()
     refused = (await rollback(vipd)).body["error"]["what"]
-    assert "history.jsonl" in refused
+    assert "state.db" in refused
     assert "the change is taken back, but would be again after a restart" in refused
     await vipd.until(lambda: not vipd.kernel.rules)
     assert (await vipd.add(DNS)).kind == "internal"
-    history.rmdir()
+    database.rmdir()
     assert (await vipd.add(DNS)).status == 200
     assert stored(vipd) == {"kube-system/kube-dns"}

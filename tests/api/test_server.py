@@ -10,6 +10,7 @@ import pytest
 
 from tests.api.specs import DNS, WEB, actions, stored
 from tests.lab.inside import Vipd, running
+from tests.lab.stored import stored as on_disk
 from tests.lab.stories import story_of
 from tests.model.samples import HEAD, block
 
@@ -28,7 +29,7 @@ async def test_a_service_lives_from_add_to_remove(vipd: Vipd) -> None:
     added = await vipd.add(DNS)
     assert actions(added) == {"kube-system/kube-dns": "created"}
     assert (added.body["changed"], added.body["applied"], added.body["message"]) == (True, True, "")
-    assert added.body["stored"] == str(vipd.state_dir / "services.yaml")
+    assert added.body["stored"] == str(vipd.state_dir / "state.db")
     assert stored(vipd) == vipd.kernel.names() == {"kube-system/kube-dns"}
     again = await vipd.add(DNS)
     assert (actions(again), again.body["changed"]) == ({"kube-system/kube-dns": "unchanged"}, False)
@@ -102,7 +103,7 @@ async def test_the_status_tells_the_whole_state(vipd: Vipd) -> None:
     assert (status["services"], status["backends"], status["ready"], status["applies"]) == (2, 4, 4, 2)
     assert [(s["name"], s["location"], s["services"]) for s in status["sources"]] == [
         ("files", str(vipd.services_dir), 1),
-        ("store", str(vipd.state_dir / "services.yaml"), 1),
+        ("store", str(vipd.state_dir / "state.db"), 1),
     ]
     assert status["dataplane"] == {"name": "iptables", "ipv4": "fake v1", "ipv6": "fake v1"}
     assert status["settings"]["chain_prefix"] == "VIPD"
@@ -167,8 +168,8 @@ BAD_BODIES = (b"{", b"nonsense", b'"text"', b"\xff\xfe", b'{"service": }', b"[" 
 @story_of(running, file_owned)
 async def test_what_is_refused_says_why_and_changes_nothing(vipd: Vipd) -> None:
     await vipd.add(WEB)
-    path, wrong = vipd.state_dir / "services.yaml", []
-    before, rules = path.read_bytes(), dict(vipd.kernel.rules)
+    wrong: list[object] = []
+    before, rules = on_disk(vipd.state_dir), dict(vipd.kernel.rules)
     for method, what, body, status, kind in REFUSALS:
         answer = await vipd.ask(method, what, body)
         parts = set(answer.body["error"]) == {"kind", "what", "why", "hint", "problems"}
@@ -179,7 +180,7 @@ async def test_what_is_refused_says_why_and_changes_nothing(vipd: Vipd) -> None:
         if (answer.status, answer.kind) != (400, "malformed"):
             wrong.append(("POST", "", data[:20], answer))
     assert wrong == []
-    assert (path.read_bytes(), vipd.kernel.rules) == (before, rules)
+    assert (on_disk(vipd.state_dir), vipd.kernel.rules) == (before, rules)
 
 
 @story_of(running, allowed_addresses=["10.96.0.0/16"], allowed_backends=["10.244.0.0/16"])
@@ -192,13 +193,13 @@ async def test_a_change_is_admitted_like_a_new_service(vipd: Vipd) -> None:
         ("POST", "/v1/services/web/backends", {"backends": ["10.9.9.9"]}, "10.9.9.9"),
     )
     assert actions(await vipd.add(WEB)) == {"web": "created"}
-    before = (vipd.state_dir / "services.yaml").read_bytes()
+    before = on_disk(vipd.state_dir)
     for method, path, body, what in requests:
         for asked in (f"{path}?dry_run=1", path):
             answer = await vipd.ask(method, asked, body)
             assert (answer.status, answer.kind) == (422, "invalid"), answer.body
             assert what in json.dumps(answer.body["error"])
-    assert (vipd.state_dir / "services.yaml").read_bytes() == before
+    assert on_disk(vipd.state_dir) == before
 
 
 @story_of(running)
@@ -266,7 +267,7 @@ async def test_reload_reads_everything_anew_and_looks_at_the_kernel(vipd: Vipd) 
     assert vipd.kernel.names() == {"filed"}, "somebody else had deleted its rules"
 
 
-def test_a_broken_store_is_kept_and_changes_are_refused_with_a_hint() -> None:
+def test_a_broken_store_of_an_earlier_version_is_kept_and_changes_are_refused_with_a_hint() -> None:
     def prepare(vipd: Vipd) -> None:
         file_owned(vipd)
         (vipd.state_dir / "services.yaml").write_text("nonsense")
@@ -281,8 +282,10 @@ def test_a_broken_store_is_kept_and_changes_are_refused_with_a_hint() -> None:
         path.write_text(HEAD + block("10.96.0.20", "kept", "10.244.0.9"))
         await vipd.reload()
         assert vipd.kernel.names() == {"kept"}, "its frontend is taken from the file"
-        path.unlink()
-        await vipd.reload()
+        assert not path.exists()
+        assert path.with_name("services.yaml.taken-over").exists()
+        (entry,) = (await vipd.ask("GET", "/v1/history")).body["entries"]
+        assert entry["reason"] == "taken over from services.yaml"
         assert actions(await vipd.add(WEB)) == {"web": "created"}
 
     running(story, prepare)

@@ -12,7 +12,6 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -154,7 +153,7 @@ def test_every_odd_text_is_the_same_after_every_way_on_which_it_is_written_and_r
         root.mkdir()
     assert running(add, root=first) == expected
     assert running(exported, root=first) == expected
-    (first / "state" / "services.yaml").write_text("broken")  # then its copy counts
+    (first / "state" / "state.db").write_text("broken")  # then its copy counts
     assert running(exported, root=first) == expected
     assert running(exported, file, second) == expected
     assert running(exported, lambda vipd: file(vipd, "broken"), second) == expected
@@ -175,27 +174,6 @@ def test_every_odd_text_of_a_key_of_etcd_is_read_as_it_is_written() -> None:
         assert found == expected
 
     running(story, keys, simulated=True, etcd={"endpoints": ["http://etcd:2379"]})
-
-
-@pytest.mark.parametrize("edited", [False, True])
-def test_a_store_that_somebody_edited_is_read_and_written_on(tmp_path: Path, edited: bool) -> None:
-    spec = {"address": "10.96.0.1", "ports": ["80/tcp"]}
-
-    async def add(vipd: Vipd) -> None:
-        for n in range(1, 6):
-            assert (await vipd.add({**spec, "name": f"s{n}", "ports": [f"{n}/tcp"]})).status == 200
-
-    async def remove(vipd: Vipd) -> list[str]:
-        assert (await vipd.ask("DELETE", "/v1/services/s3")).status == 200
-        text = (vipd.state_dir / "services.yaml").read_text()
-        assert ("# two" in text) is False
-        return [service.name for service in declare(text).services]
-
-    running(add, root=tmp_path)
-    store = tmp_path / "state" / "services.yaml"
-    if edited:
-        store.write_text(store.read_text().replace("  - name: s2", "  # two\n  - &b\n    name: s2"))
-    assert running(remove, root=tmp_path) == ["s1", "s2", "s4", "s5"]
 
 
 def test_a_store_that_an_earlier_version_wrote_with_pairs_is_read(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def changed(*results: tuple[str, str], **changes: Any) -> Json:
         "changed": any(action != "unchanged" for action, _ in results),
         "applied": True,
         "message": "",
-        "stored": "/var/lib/vipd/services.yaml",
+        "stored": "/var/lib/vipd/state.db",
         "results": [{"name": name, "action": action} for action, name in results],
         "warnings": [],
     }

@@ -83,7 +83,7 @@ TOLD = {
 
 @story_of(conversation)
 async def test_what_add_says(vipd: Vipd, say: Say) -> None:
-    stored = f"; stored in {vipd.state_dir}/services.yaml; survives reboot"
+    stored = f"; stored in {vipd.state_dir}/state.db; survives reboot"
     for line, (told, check) in TOLD.items():
         name = told.partition(" ")[0]
         hint = f"no check is set: dead backends get flows, too; hint: vipctl set {name} --check {check}\n"
@@ -205,7 +205,7 @@ async def test_what_is_stored_but_not_in_the_kernel_fails(vipd: Vipd, say: Say) 
     ended = await say("add 10.96.0.10:53/udp --name dns")
     assert (ended.code, ended.stdout) == (1, "")
     assert ended.stderr.startswith(
-        f"vipctl: dns: stored in {vipd.state_dir}/services.yaml, but not in the kernel yet: "
+        f"vipctl: dns: stored in {vipd.state_dir}/state.db, but not in the kernel yet: "
     )
     assert ended.stderr.endswith("; hint: vipd goes on trying; vipctl status shows how it goes\n")
     assert "exit code 4" in ended.stderr

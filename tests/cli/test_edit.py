@@ -38,7 +38,7 @@ class Desk:
     def __init__(self, vipd: Vipd, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self.vipd, self.path = vipd, path
         self._patch = monkeypatch
-        self.store_path = vipd.state_dir / "services.yaml"
+        self.store_path = vipd.state_dir / "state.db"
         self.drafts = path / "tmp"
         self.drafts.mkdir()
         monkeypatch.setenv("TMPDIR", str(self.drafts))

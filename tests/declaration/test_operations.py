@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from tests.lab.inside import Answer, Vipd, declare, running
+from tests.lab.stored import stored as on_disk
 from tests.lab.stories import story_of
 
 Json = dict[str, Any]
@@ -111,7 +112,7 @@ async def test_what_names_resolved_to_is_neither_exported_nor_stored(vipd: Vipd,
     grown = await vipd.ask("PATCH", "/v1/services/dns", {"service": {"affinity": "client-ip"}})
     assert grown.status == 200, grown
     assert (await stored(vipd))["dns"] == served | {"affinity": "client-ip"}
-    assert "10.244.7.7" not in (vipd.state_dir / "services.yaml").read_text()
+    assert "10.244.7.7" not in on_disk(vipd.state_dir)
 
 
 OLD = """apiVersion: vipd/v1
@@ -142,7 +143,7 @@ def test_what_an_earlier_version_stored_serves_though_a_later_rule_forbids_it_an
         assert port.startswith("port: the check of 10.244.0.7 finds no port, so that it serves unchecked")
         assert vipd.kernel.names() == {"dns", "web", "own", "body", "exec", "port"}
         assert vipd.kernel.serving()["own 10.96.0.3:53/udp"] == {"10.96.0.3:54": 1}
-        assert (vipd.state_dir / "services.yaml").read_text() == OLD
+        assert (vipd.state_dir / "services.yaml.taken-over").read_text() == OLD
         for request in (
             'PATCH /v1/services/web/backends/10.244.0.9 {"weight": 2}',
             'DELETE /v1/services/web/backends {"backends": ["10.96.0.10"]}',

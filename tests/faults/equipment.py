@@ -19,6 +19,7 @@ from tests.dataplane.namespace import Namespace
 from tests.faults.dataplanes import Equipment, Rules
 from tests.lab.daemon import Daemon
 from tests.lab.node import Node
+from tests.lab.stored import stored
 
 REFUSAL = "is refused by the test"
 SWEPT_SECONDS = 60
@@ -122,7 +123,7 @@ GONE = (OSError, http.client.HTTPException, ValueError)
 """What asking a daemon raises that has ended."""
 
 
-def cold_rules(equipment: Equipment, declarations: Mapping[str, str], stored: str) -> Rules:
+def cold_rules(equipment: Equipment, declarations: Mapping[str, str], added: str) -> Rules:
     """The rules that vipd gives these files and this store in a namespace that knew nothing before."""
     with tempfile.TemporaryDirectory(prefix="vipd-cold-") as text, Namespace() as namespace:
         directory = Path(text)
@@ -130,8 +131,7 @@ def cold_rules(equipment: Equipment, declarations: Mapping[str, str], stored: st
             (directory / part).mkdir()
         for file, declaration in declarations.items():
             (directory / "services.d" / file).write_text(declaration)
-        if stored:
-            (directory / "state" / "services.yaml").write_text(stored)
+        (directory / "state" / "services.yaml").write_text(added)  # it is taken over
         config = directory / "vipd.yaml"
         places = {"services_dir": "services.d", "state_dir": "state", "socket": "vipd.sock"}
         settings = {key: str(directory / place) for key, place in places.items()}
@@ -150,8 +150,7 @@ def as_from_a_cold_start(equipment: Equipment, daemon: Daemon) -> None:
 
 def on_disk(daemon: Daemon) -> tuple[dict[str, str], str]:
     files = {path.name: path.read_text() for path in daemon.services_dir.glob("*.yaml")}
-    store = daemon.state_dir / "services.yaml"
-    return files, store.read_text() if store.exists() else ""
+    return files, stored(daemon.state_dir)
 
 
 def difference(found: Rules, wanted: Rules) -> list[str]:

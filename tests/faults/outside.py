@@ -23,7 +23,7 @@ class Thing(NamedTuple):
     """The one that touches it; empty: both."""
 
 
-_STORED = r"services\.yaml(\.last-good)?|history\.jsonl|services-dir\.json"
+_STORED = r"state\.db(\.last-good|\.new)?(-journal)?"
 _TOOL = "(nft|ip6?tables(-(nft|legacy))?(-save|-restore)?)"
 
 GROUPS = {
@@ -39,7 +39,7 @@ GROUPS = {
     "file": (Thing("declaration", r"vipd open DIR/services\.d/watched\.yaml", "EIO", r"watched\.yaml"),),
     "directory": (Thing("declarations", r"vipd open DIR/services\.d", "EIO", "services.d: cannot be read"),),
     "store": (
-        Thing("what vipctl stores", rf"vipd write DIR/state/\.({_STORED})\.new", "EIO"),
+        Thing("what vipctl stores", rf"vipd write DIR/state/{_STORED}", "EIO"),
         Thing(
             "last good versions", "vipd (open|write) DIR/state/accepted(/.*)?", "ENOSPC", "cannot keep a copy"
         ),
@@ -69,7 +69,8 @@ GROUPS = {
 """What fails together: what comes after something that fails is not touched."""
 
 _KEPT = (
-    rf"lock|{_STORED}|overrides\.json|maintenance\.json|health\.json|names\.json|counters\.json|flow-targets\.json|"
+    rf"lock|{_STORED}|services\.yaml|services-dir\.json|overrides\.json|maintenance\.json|health\.json|names\.json|"
+    r"counters\.json|flow-targets\.json|"
     r"dataplane|host-changes\.json|events(\.1)?\.jsonl|etcd|accepted"
 )
 _ACCOUNTS = r"/etc/(group|passwd|nsswitch\.conf)|/(etc|run|run/host|run/systemd)(/userdb.*)?"
@@ -97,7 +98,7 @@ ELSEWHERE = {
     "tests/observe/health_ports/test_daemon.py": (r"vipd bind inet 127\.0\.0\.1:910[123]",),
     "libraries, and what they read": (
         "vipd(-worker)? (open|write|exec) PYTHON.*",
-        r"vipd(-worker)? open (/usr/.*|/lib/.*|/etc/(ld\.so|localtime|ssl).*|//?\w*)",
+        r"vipd(-worker)? open (/dev/urandom|/usr/.*|/lib/.*|/etc/(ld\.so|localtime|ssl).*|//?\w*)",
     ),
     "messages name other processes": ("vipd open (/sys/fs/cgroup/.*|/proc(/(PID|self)/.*|/stat|/PID)?)",),
     "nobody's loss": ("vipd(-worker)? write /(proc/self/oom_score_adj|dev/null)",),

@@ -8,7 +8,7 @@ each fault, `ERROR PATTERN`, where ERROR is the name of an errno, or `stall`: th
 is gone. It writes each thing touched once to the file `touched`. PATTERN is a regular expression for that:
 
     vipd open /etc/passwd                    comm of the process, and what it touches
-    vipd write /var/lib/vipd/services.yaml   opened for writing, made, or renamed to that
+    vipd write /var/lib/vipd/state.db        opened for writing, made, or renamed to that
     vipd exec /usr/sbin/nft
     vipd start thread                        or process
     vipd socket netlink 0                    family, and type or protocol

@@ -99,7 +99,7 @@ def test_what_can_be_read_serves(lab: Lab, equipment: Equipment, known: bool) ->
         assert "hint: " in reported[0]
         refused = daemon.vipctl("add", "10.96.9.3:80/tcp", backend, check=False)
         assert refused.returncode == 1
-        assert "history.jsonl: cannot be written: Read-only file system" in refused.stderr
+        assert "state.db: cannot be written: Read-only file system" in refused.stderr
         lock = daemon.state_dir / "lock"
         held = str(lock if lock.exists() else daemon.state_dir)
         another = host.run("flock", "--nonblock", held, "true", check=False)

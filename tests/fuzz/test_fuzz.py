@@ -24,6 +24,7 @@ from tests.fleet.network import HUB, FleetLab
 from tests.fuzz.hostile import Hostile
 from tests.lab.daemon import UnixConnection
 from tests.lab.inside import declare
+from tests.lab.stored import stored
 
 pytestmark = [pytest.mark.root, pytest.mark.slow]
 
@@ -145,11 +146,11 @@ class Fuzz:
         status, said = self._daemon.post("/v1/services?store=file", {"service": spec})
         assert (status, said.get("applied")) == (200, True), said
         self._daemon.vipctl("--store", "file", "remove", "others")
-        stored = declare((self._daemon.state_dir / "services.yaml").read_text())
-        assert stored.problems == ()
+        declared = declare(stored(self._daemon.state_dir))
+        assert declared.problems == ()
         owners = {view["name"]: view["owner"] for view in self._daemon.get("services")["services"]}
         assert {name for name, owner in owners.items() if owner == "cli"} == {
-            service.name for service in stored.services
+            service.name for service in declared.services
         }
         self.memory = max(self.memory, _resident(self._daemon))
         assert self.memory <= MOST_MEMORY, self._daemon.memory()

@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -24,7 +25,16 @@ NOBODY = 65534
 SECRET = "root's own\n"
 RECORD = "host-changes.json"
 STATE_FILES = (
-    *("lock", "services.yaml", "services.yaml.last-good", "overrides.json", "dataplane", RECORD),
+    *(
+        "lock",
+        "services.yaml",
+        "state.db",
+        "state.db-journal",
+        "state.db.last-good",
+        "overrides.json",
+        "dataplane",
+        RECORD,
+    ),
     *("health.json", "counters.json", "flow-targets.json", "events.jsonl", "events.1.jsonl"),
 )
 
@@ -33,6 +43,14 @@ STATE_FILES = (
 def node() -> Iterator[Node]:
     with namespace() as made:
         yield made
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """One that other users reach, as they do /var/lib."""
+    with tempfile.TemporaryDirectory(prefix="vipd-planted-") as path:
+        Path(path).chmod(0o755)
+        yield Path(path)
 
 
 @pytest.fixture
@@ -168,3 +186,27 @@ def test_a_record_names_nothing_but_what_vipd_does(node: Node, state: Path, vict
         vipd(node, "vipd.cli.main", "cleanup", "--state-dir", str(state))
         assert kernel() == before, name
         assert victim.read_text() == SECRET, name
+
+
+def test_the_database_that_root_makes_belongs_to_the_user_of_its_directory(node: Node, state: Path) -> None:
+    (state / "services.yaml").write_text(HEAD + block("10.96.0.1", "a", "10.244.0.1"))
+    (state / "services.d").mkdir()
+    flags = (
+        "--state-dir",
+        str(state),
+        "--services-dir",
+        str(state / "services.d"),
+        "--socket",
+        str(state / "s"),
+    )
+    assert vipd(node, "vipd", *flags, "--once").returncode == 0
+    assert "10.96.0.1" in node.run("iptables-save").stdout
+    for name in ("state.db", "state.db.last-good"):
+        status = (state / name).stat()
+        assert (status.st_uid, status.st_gid, status.st_mode & 0o777) == (NOBODY, NOBODY, 0o640), name
+    (state / "state.db").chmod(0)  # what its own user may not read, root does not read for that user
+    os.chown(state / "state.db", 0, 0)
+    once = vipd(node, "vipd", *flags, "--once")
+    assert once.returncode == 1
+    assert "state.db: cannot be read: Permission denied; its last good copy goes on serving" in once.stderr
+    assert "chown --reference" in once.stderr

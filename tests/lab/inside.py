@@ -127,6 +127,23 @@ def written(services: Iterable[Service]) -> str:
     return format_declaration(tuple(services))
 
 
+class Kept(NamedTuple):
+    """What a store reads from its database."""
+
+    services: Mapping[str, Service]
+    revisions: Sequence[int]
+    faults: Sequence[str]
+
+
+def kept_in(state_dir: Path) -> Kept:
+    """What a started vipd would know of what vipctl has added; nothing is repaired."""
+    from vipd.sources.store import StoreSource
+
+    store = StoreSource(state_dir / "state.db", repair=False)
+    store.load()
+    return Kept(store.services, [entry.revision for entry in store.history.entries], store.faults())
+
+
 def vipctl(
     arguments: Sequence[str], story: Callable[[SimulatedEtcd], Awaitable[object]] | None = None
 ) -> int:

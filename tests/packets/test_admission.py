@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.lab.daemon import Daemon
+from tests.lab.stored import stored
 from tests.lab.topology import Lab, Wiring
 from tests.packets.services import SERVED_PORT, Services, backend_text
 
@@ -98,7 +99,7 @@ def test_files_that_claim_it_are_refused_and_others_serve(
 
 def test_vipctl_add_of_it_is_refused_and_not_stored(lab: Lab, daemon: Daemon, services: Services) -> None:
     vip = services.add(lab.backends)
-    stored = (daemon.state_dir / "services.yaml").read_text()
+    before = stored(daemon.state_dir)
     for address, why in STRANGERS.items():
         family = 6 if ":" in address else 4
         target = f"[{address}]:80/tcp" if family == 6 else f"{address}:80/tcp"
@@ -106,7 +107,7 @@ def test_vipctl_add_of_it_is_refused_and_not_stored(lab: Lab, daemon: Daemon, se
         assert said.returncode == 1
         assert f"{address} {why}" in said.stderr
         assert target not in names(daemon)
-    assert (daemon.state_dir / "services.yaml").read_text() == stored
+    assert stored(daemon.state_dir) == before
     lab.client.send(*vip, count=5).all_answered()
 
 

@@ -24,6 +24,7 @@ from tests.declaration.strategies import PATIENT, services
 from tests.lab.examples import examples
 from tests.lab.inside import Vipd, declare, running, written
 from tests.lab.node import Node
+from tests.lab.stored import stored
 from tests.sources.host import Host
 from vipd.model.service import Service
 
@@ -237,8 +238,8 @@ def test_a_change_waits_on_after_a_crash_and_once_takes_it_back_too(host: Host) 
         time.sleep(0.05)
     once = host.host.run(sys.executable, "-m", "vipd", "--config", str(host.config), "--once")
     assert "is taken back: not confirmed within" in once.stderr
-    stored = (host.state_dir / "services.yaml").read_text()
-    assert ("10.244.0.7" in stored, "10.244.0.5" in stored) == (True, False)
+    kept = stored(host.state_dir)
+    assert ("10.244.0.7" in kept, "10.244.0.5" in kept) == (True, False)
 
 
 @contextmanager

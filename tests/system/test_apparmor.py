@@ -110,7 +110,7 @@ def test_the_parser_takes_the_profile(prepared: Prepared) -> None:
 def test_the_rules_are_read_as_the_kernel_would(prepared: Prepared) -> None:
     allowed = rules(PROFILE)
     for access in (
-        ("/var/lib/vipd/services.yaml", "w"),
+        ("/var/lib/vipd/state.db", "w"),
         ("/proc/sys/net/ipv4/ip_forward", "w"),
         ("/etc/vipd/x", "r"),
     ):
@@ -163,7 +163,7 @@ def test_what_the_service_opens_is_in_the_profile(
     with trace.open(errors="replace") as lines:
         seen = traced(lines, "/usr/sbin/vipd")
     assert len(seen) > 300, f"the trace holds no daemon: {sorted(seen)[:20]}"
-    assert any(path.endswith("/services.yaml") for path, _ in seen)
+    assert any(path.endswith("/state.db") for path, _ in seen)
     assert any(mark == "x" and "iptables" in path for path, mark in seen)
     allowed = rules(PROFILE)
     missing = sorted(access for access in seen if not allowed(access))

@@ -390,7 +390,7 @@ def test_removed_it_leaves_no_rule_and_purged_no_file(machine: Machine) -> None:
     assert machine.lab.host.sysctl("net.ipv4.ip_forward") == "0"
     assert "vipd0" not in machine.said("ip", "link")
     assert (machine.disk / "etc/vipd/vipd.yaml").exists()
-    assert "kept" in (machine.disk / "var/lib/vipd/services.yaml").read_text()
+    assert (machine.disk / "var/lib/vipd/state.db").exists()
     purged = machine.apt("purge", "--autoremove", "vipd", "curl")
     assert "warning" not in purged
     assert "removing /etc/vipd/services.d; files of declarations in it: 1" in purged

@@ -1,7 +1,8 @@
 """A recorded state directory: `0.1.0/state/...`, and in `0.1.0/recorded.json` what its daemon knew.
 
 The daemon's directory is written there as `/HOST`, and its boot as zeros: a trial is what follows a reboot.
-`place` moves every time to now, because verdicts of checks are trusted for minutes only.
+`place` moves every time to now, because verdicts of checks are trusted for minutes only. A database is kept
+as the SQL that makes it.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import sqlite3
 import time
+from contextlib import closing
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -21,6 +24,7 @@ ROOT = Path(__file__).parent
 RECORDED, STATE = "recorded.json", "state"
 DIRECTORY = "/HOST"
 BOOT = "00000000-0000-0000-0000-000000000000"
+DATABASES = ("state.db", "state.db.last-good")
 TIME = re.compile(r"(?<![\d.])1\d{9}(?=[.,\]}\s])|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 """Seconds since 1970, and RFC 3339 in UTC; without the fraction, which stays."""
 
@@ -46,7 +50,8 @@ def save(folder: Path, daemon: Daemon, knowledge: dict[str, Any]) -> None:
     names = {quote(str(daemon.directory), safe=""): quote(DIRECTORY, safe="")}
     texts = {str(daemon.directory): DIRECTORY, own: BOOT}
     _copy(daemon.state_dir, folder / STATE, names, texts, 0)
-    text = json.dumps({"at": int(time.time()), "knowledge": knowledge}, indent=1) + "\n"
+    at = int(time.time()) + 1  # no verdict of a check may seem to be of the future
+    text = json.dumps({"at": at, "knowledge": knowledge}, indent=1) + "\n"
     (folder / RECORDED).write_text(_replaced(text, texts))
 
 
@@ -67,7 +72,25 @@ def _copy(source: Path, target: Path, names: dict[str, str], texts: dict[str, st
         copy = target / _replaced(str(path.relative_to(source)), names)
         if path.is_file():
             copy.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-            copy.write_text(_moved(_replaced(path.read_text(), texts), seconds))
+            _write(copy, _moved(_replaced(_read(path), texts), seconds))
+
+
+def _read(path: Path) -> str:
+    """A file, as text."""
+    if path.name not in DATABASES or path.read_bytes()[:6] != b"SQLite":
+        return path.read_text()
+    with closing(sqlite3.connect(path)) as database:
+        (form,) = database.execute("pragma user_version").fetchone()
+        return "\n".join([*database.iterdump(), f"pragma user_version = {form};\n"])
+
+
+def _write(path: Path, text: str) -> None:
+    """The file of a text; a database only in a state directory that a daemon gets."""
+    if path.name not in DATABASES or path.is_relative_to(ROOT):
+        path.write_text(text)
+        return
+    with closing(sqlite3.connect(path)) as database:
+        database.executescript(text)
 
 
 def _replaced(text: str, replacements: dict[str, str]) -> str:

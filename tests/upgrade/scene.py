@@ -87,7 +87,7 @@ def knowledge(daemon: Daemon) -> dict[str, Any]:
         "backends": {name: backends(daemon, name) for name in sorted(new_flows(daemon))},
         "overrides": daemon.get("overrides")["overrides"],
         "history": history["entries"],
-        "unconfirmed": history["confirmation"]["revision"],
+        "unconfirmed": (history["confirmation"] or {}).get("revision"),
         "new flows": new_flows(daemon),
         "events": [event["id"] for event in daemon.get("events")["events"]],
         "maintenance": maintenance["reason"],

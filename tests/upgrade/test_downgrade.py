@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -35,6 +37,13 @@ def change(daemon: Daemon, name: str, new: Callable[[str], str]) -> None:
     before = path.read_text()
     path.write_text(new(before))
     assert path.read_text() != before
+
+
+def in_database(daemon: Daemon, statement: str) -> None:
+    """Change the database, and its copy."""
+    for name in ("state.db", "state.db.last-good"):
+        with closing(sqlite3.connect(daemon.state_dir / name, isolation_level=None)) as database:
+            database.execute(statement)
 
 
 def with_json(new: Callable[[Any], Any]) -> Callable[[str], str]:
@@ -89,12 +98,13 @@ def test_unknown_keys(lab: Lab) -> None:
     before = place(NEWEST, daemon)
     for name in ("host-changes.json", "counters.json", "health.json", "names.json", "maintenance.json"):
         change(daemon, name, with_json(extended))
-    for name in ("events.jsonl", "events.1.jsonl", "history.jsonl"):
+    for name in ("events.jsonl", "events.1.jsonl"):
         change(daemon, name, in_lines(extended))
     change(daemon, "etcd/snapshot", in_summed_lines(extended))
-    in_named = re.compile(r"(name: (?:named|api)\n( +))")
-    for name in ("shop.yaml", "services.yaml", "services.yaml.last-good"):
-        change(daemon, name, lambda text: in_named.sub(rf"\1{LATER}: 1\n\2", text))
+    in_named = re.compile(r"(name: named\n( +))")
+    change(daemon, "shop.yaml", lambda text: in_named.sub(rf"\1{LATER}: 1\n\2", text))
+    extend = "update service set text = json_set(text, '$.LATER', 1) where name = 'api'"
+    in_database(daemon, extend.replace("LATER", LATER))
     change(daemon, "overrides.json", with_json(with_second_override_extended))
     declare_accepted(daemon)
     with daemon:
@@ -116,13 +126,14 @@ def test_unknown_keys(lab: Lab) -> None:
         assert not kept_aside(daemon)
         assert json.loads((daemon.state_dir / "host-changes.json").read_text())["sysctls"]
         status = daemon.vipctl("status", check=False).stdout
-        for what in ("shop.yaml:11: services[1]", "services.yaml:15: services[1]", "maintenance.json"):
+        for what in ("shop.yaml:11: services[1]", "service api: ", "maintenance.json"):
             assert re.search(rf"{re.escape(what)}.*{LATER}", status), what
         assert "host-changes.json" not in status
         assert re.search(rf"override 1.*{LATER}", daemon.log)
         assert "overrides cannot be changed" in refused(daemon, "drain", "--address", lab.backends[0].ipv4)
         daemon.vipctl("confirm")
-        assert "services.yaml or move it aside" in refused(daemon, "remove", "web")
+        daemon.vipctl("add", f"{VIPS['web']}:81/tcp", "10.244.0.11:80", "--name", "api")
+        assert "service api: " not in daemon.vipctl("status", check=False).stdout
         # What can be done at any time: the key goes, and everything serves.
         shop = daemon.services_dir / "shop.yaml"
         shop.write_text(re.sub(rf" +{LATER}: 1\n", "", shop.read_text()))
@@ -136,10 +147,9 @@ def test_another_format(lab: Lab) -> None:
     for name in ("health.json", "names.json"):
         change(daemon, name, with_json(numbered))
     change(daemon, "etcd/snapshot", in_summed_lines(numbered))
-    change(daemon, "history.jsonl", in_lines(numbered))
+    in_database(daemon, "pragma user_version = 2")
     change(daemon, "dataplane", lambda _: "ebpf\n")
-    for name in ("late.yaml", "services.yaml", "services.yaml.last-good"):
-        change(daemon, name, lambda text: text.replace("vipd/v1", "vipd/v2"))
+    change(daemon, "late.yaml", lambda text: text.replace("vipd/v1", "vipd/v2"))
     declare_accepted(daemon)
     with daemon:
         assert daemon.endpoints("shop") == list(before["backends"]["shop"])
@@ -148,22 +158,7 @@ def test_another_format(lab: Lab) -> None:
         assert kept_aside(daemon) == {"health.json", "names.json", "etcd/snapshot", "dataplane"}
         for name in kept_aside(daemon):
             assert re.search(rf"{name}: .*it is kept as", daemon.log), name
-        assert "history.jsonl: cannot be read: line 1: format 2 is not known" in daemon.log
+        assert "state.db: cannot be read: a newer version of vipd wrote it (form 2, " in daemon.log
         assert daemon.status()["dataplane"]["name"] == "iptables"
-        assert "services.yaml or move it aside" in refused(daemon, "add", "10.96.1.9:80", "10.244.0.11:80")
+        assert "move the file aside" in refused(daemon, "add", "10.96.1.9:80", "10.244.0.11:80")
         lab.client.send(VIPS["shop"], 80, count=4).all_answered()
-
-
-def test_a_history_of_another_format_is_kept(lab: Lab) -> None:
-    """The store serves, but takes no change that the history would lack."""
-    daemon = daemon_on(lab)
-    place(NEWEST, daemon)
-    change(daemon, "history.jsonl", in_lines(numbered))
-    with daemon:
-        assert daemon.endpoints("web")
-        assert "format 2 is not known" in refused(daemon, "remove", "web")
-        path = daemon.state_dir / "history.jsonl"
-        path.rename(path.with_suffix(".later"))
-        daemon.vipctl("reload", check=False)  # etcd is still missing
-        daemon.vipctl("remove", "web")
-        assert not daemon.endpoints("web")

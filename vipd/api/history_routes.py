@@ -19,14 +19,14 @@ from vipd.api.messages import (
 )
 from vipd.api.peers import Permission
 from vipd.api.service_routes import ServiceRoutes, change_route, results_view
-from vipd.api.stores import History, HostStore, no_confirmation_error
+from vipd.api.stores import HostStore, no_confirmation_error
 from vipd.declaration import operations
 from vipd.declaration.bounded_json import Json
 from vipd.declaration.operations import Outcome, RefusedError, Services, spec_of
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.formatting import time_text
 from vipd.model.service import Service
-from vipd.sources.history import ChangeNote, Entry
+from vipd.sources.history import ChangeNote, Entry, History
 from vipd.sources.store import STORE_UNIT, StoreSource
 
 log = logging.getLogger(__name__)
@@ -154,7 +154,7 @@ def _wanted_revision(history: History, revision: object) -> int:
     return revision
 
 
-def _nothing_to_confirm(entries: tuple[Entry, ...], late: bool) -> RefusedError:
+def _nothing_to_confirm(entries: Sequence[Entry], late: bool) -> RefusedError:
     newest = entries[-1] if entries else None
     why = ""
     if late:

@@ -33,7 +33,7 @@ from vipd.observe.announcement_views import summary_view
 from vipd.observe.metrics.scrape import PATH as METRICS_PATH
 from vipd.observe.name_views import names_summary
 from vipd.observe.views import status_view
-from vipd.sources.store import StoreError
+from vipd.sources.state import StoreError
 
 if TYPE_CHECKING:
     pass

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from vipd.declaration.operations import CLI, Outcome, RefusedError
 from vipd.model.service import Service
-from vipd.sources.history import ChangeNote, Entry
+from vipd.sources.history import ChangeNote, Entry, History
 from vipd.sources.store import STORE_UNIT, StoreSource
 
 if TYPE_CHECKING:
@@ -28,30 +28,6 @@ class SaveResult:
     error: str = ""
     units: Sequence[str] = ()
     """Names of the units (the file, or etcd keys) that now contain the change."""
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """The newest changes of a store."""
-
-    entries: Sequence[Entry]
-    """The oldest first."""
-    location: str
-    """Where they are kept, as text for messages."""
-    fault: str = ""
-    """Why there is none; empty: there is."""
-    bounded: bool = True
-    """Whether no other revisions are kept than those of the entries."""
-
-    @property
-    def newest(self) -> int:
-        """The revision of the newest change; 0: there is none."""
-        return self.entries[-1].revision if self.entries else 0
-
-    @property
-    def oldest(self) -> int:
-        """The oldest revision that the entries lead back to: the one before the first of them."""
-        return self.entries[0].before if self.entries else 0
 
 
 class Store(Protocol):
@@ -142,14 +118,12 @@ class HostStore:
         return SaveResult(self.location, units=(STORE_UNIT,))
 
     async def history(self) -> History:
-        """The changes that the file beside the store holds."""
-        history = self.store.history
-        return History(history.entries, history.location, history.fault)
+        """The changes that the database holds."""
+        return self.store.history
 
     async def changes_in(self, entry: Entry) -> Sequence[tuple[str, Service | None, Service | None]]:
         """Every service of a change, before and after it."""
-        found = await asyncio.to_thread(self.store.changes_in, entry)
-        return [(change.name, before, after) for change, before, after in found]
+        return await asyncio.to_thread(self.store.changes_in, entry)
 
     async def services_since(self, revision: int) -> Callable[[], Mapping[str, Service | None]]:
         """What the services that changed since a revision were at it; read when it is called."""

@@ -61,7 +61,7 @@ Warnings = Callable[[], Sequence[str]]
 
 def check(settings: Settings) -> int:
     """Print every problem of the declarations that these settings lead to; 1 when there is any."""
-    files, store = sources(settings)
+    files, store = sources(settings, repair=False)  # the daemon may run
     files.scan()
     dataplane = ChosenDataplane(settings.state_dir).read() or settings.dataplane
     host = Host(settings, HostChanges(settings.state_dir), dataplane=lambda: dataplane)

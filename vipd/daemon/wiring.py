@@ -52,7 +52,9 @@ from vipd.sources.files import FileSource
 from vipd.sources.maintenance_store import FILE_NAME as MAINTENANCE_FILE
 from vipd.sources.maintenance_store import MaintenanceStore
 from vipd.sources.override_store import OverrideStore
-from vipd.sources.store import StoreError, StoreSource
+from vipd.sources.state import FILE_NAME as STATE_FILE
+from vipd.sources.state import StoreError
+from vipd.sources.store import StoreSource
 
 if TYPE_CHECKING:
     from vipd.control.fleet_member import FleetMember
@@ -97,13 +99,14 @@ class Parts:
     async def rescan(self) -> None:
         """Read every source again. Parsing runs in a thread, so that the API still answers."""
         await asyncio.to_thread(self.files.scan)
-        self.store.reload()
+        async with self.store.change_lock:
+            await asyncio.to_thread(self.store.reload)
         self.overrides.reload()
 
 
-def sources(settings: Settings) -> tuple[FileSource, StoreSource]:
-    """The sources that the settings name, the store loaded."""
-    store = StoreSource(settings.state_dir / "services.yaml")
+def sources(settings: Settings, repair: bool = True) -> tuple[FileSource, StoreSource]:
+    """The sources that the settings name, the store loaded. `repair`: as of the store."""
+    store = StoreSource(settings.state_dir / STATE_FILE, repair=repair)
     store.load()
     return FileSource(settings.services_dir, settings.state_dir / "accepted"), store
 

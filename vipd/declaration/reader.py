@@ -116,10 +116,12 @@ def parse_declaration(
     return Declaration(tuple(services), problems.by_line(), places.notes(faults), parts, blank)
 
 
-def parse_service(spec: object, origin: Origin) -> tuple[Service | None, tuple[Problem, ...]]:
+def parse_service(
+    spec: object, origin: Origin, *, accepted: bool = False
+) -> tuple[Service | None, tuple[Problem, ...]]:
     """Read one service from decoded JSON by the same rules. Problems have the origin's line. Never
     raises."""
-    faults, service = Faults(), None
+    faults, service = Faults(accepted), None
     with faults.contain((0,), READING_SERVICE):
         service = read_service(json_values(spec), (0,), faults, NO_DEFAULTS, origin)
     places = Places(origin.path or origin.source, YamlText(), [], origin.line)

@@ -18,7 +18,7 @@ from vipd.host.observer import Observer
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.maintenance import Maintenance, from_json, to_json
 from vipd.model.override import MalformedOverrideError
-from vipd.sources.store import StoreError
+from vipd.sources.state import StoreError
 
 log = logging.getLogger(__name__)
 

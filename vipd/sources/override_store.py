@@ -30,7 +30,7 @@ from vipd.model.override import (
     next_expiry,
     to_document,
 )
-from vipd.sources.store import StoreError
+from vipd.sources.state import StoreError
 
 log = logging.getLogger(__name__)
 

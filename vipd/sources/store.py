@@ -1,7 +1,4 @@
-"""Services added by vipctl: one file that the daemon writes, `state_dir/services.yaml`, itself a declaration.
-
-Every change is on disk, synced, before the request is answered (guarantee G4). A copy beside it serves if
-the file has been damaged. The history beside it has an entry for each change.
+"""Services added by vipctl, and the history of their changes, in the database of the state directory.
 
 A change that is not confirmed in time is taken back. That needs no disk: the history on disk has what was
 before, and until when the change was to be confirmed, so that a restart takes it back again.
@@ -10,25 +7,21 @@ before, and until when the change was to be confirmed, so that a restart takes i
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import json
 import logging
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 
+from vipd.declaration.bounded_json import read_json
+from vipd.declaration.operations import spec_of
 from vipd.declaration.problems import PLEASE_REPORT, Declaration
-from vipd.declaration.reader import parse_declaration
+from vipd.declaration.reader import parse_declaration, parse_service
 from vipd.declaration.unit import Unit
-from vipd.declaration.writer import format_service
-from vipd.host.durable import (
-    error_text,
-    make_directory,
-    read_fault,
-    read_own,
-    write_atomically,
-    write_durably,
-)
+from vipd.host.durable import read_fault, read_own, rename_own
 from vipd.host.systemd.fields import Event, fields
 from vipd.model import limits
 from vipd.model.formatting import duration
@@ -36,37 +29,34 @@ from vipd.model.service import Origin, Service
 from vipd.model.text import join_surrogate_pairs
 from vipd.sources.confirmation import Clocks, Confirmation
 from vipd.sources.history import (
-    FILE_NAME,
+    MAX_ENTRIES,
+    NAMES_KEPT,
     NO_NOTE,
     TAKES_BACK,
     ChangeNote,
     Entry,
-    ServiceChange,
-    StoreHistory,
+    History,
+    action_of,
 )
+from vipd.sources.state import Connection, StateFile, StoreError
 
 log = logging.getLogger(__name__)
 
 STORE_UNIT = "cli"
-COPY_SUFFIX = ".last-good"
-READ_BACK_AT_ONCE = 100
-"""Services."""
-
-_FOREIGN = re.compile(r"[\r\x85\u2028\u2029]|\n(?!  - |    |\Z)")
-"""In a file of the store: what is no line of a service."""
-_REFERENCE = re.compile(r"[\s\[{,:][&*]\S")
-"""In the text of a service: perhaps an anchor or alias of YAML, by which services depend on others."""
-
-_HEAD = """\
-# Services added by vipctl. vipd writes this file; change it with vipctl.
-apiVersion: vipd/v1
-services:"""
+OLD_NAME = "services.yaml"
+"""The file of versions before the database."""
+NOT_READ = (f"{OLD_NAME}.last-good", "history.jsonl")
+"""Others of them."""
+MAX_FAULTS = 10
+"""Services that are named, of those that cannot be read."""
+MAX_HISTORY_BYTES = 16 * 2**20
+"""Texts of all entries but the newest, which is kept however large it is: the last change can always be taken
+back."""
 
 _HINT = "hint: declare some of them in files"
-
-
-class StoreError(RuntimeError):
-    """The store's file cannot be used; the text gives the reason."""
+_CONFIRM = "update change set confirmation = null where confirmation is not null"
+Texts = Mapping[str, str | None]
+"""The stored text of services, by name; None: not there."""
 
 
 class StoreSource:
@@ -75,24 +65,26 @@ class StoreSource:
     name = "store"
     writes = False
 
-    def __init__(self, path: Path, clocks: Clocks | None = None) -> None:
-        self._path, self._clocks = path, clocks or Clocks()
-        self.history = StoreHistory(path.with_name(FILE_NAME))
-        self._copy = path.with_name(path.name + COPY_SUFFIX)
-        self._blocks: dict[str, tuple[Service, str]] = {}
-        """Each stored service as it was written last, by name."""
-        self._ahead: dict[str, tuple[Service, str]] = {}
-        """Services of a large change that is about to be saved."""
-        self._declaration = Declaration()
+    def __init__(self, path: Path, clocks: Clocks | None = None, repair: bool = True) -> None:
+        """`repair`: whether to mend a damaged file, and take an old one over; a tool that only looks does
+        not."""
+        self._file, self._clocks, self._owns = StateFile(path, repair), clocks or Clocks(), repair
         self._services: Mapping[str, Service] = {}
-        self._unit = Unit(self._declaration, self._declaration)
-        self._faults: tuple[str, ...] = ()
-        self.has_good_copy = False
-        """Whether the file cannot be used, and its copy has services and no problem."""
+        self._size = 0
+        """Endpoints of all of them."""
+        self._unit = Unit(Declaration(), Declaration())
+        self._unread: Mapping[str, str] = {}
+        """Why stored services cannot be read, by name."""
+        self._old_fault = ""
+        """Why the old file could not be taken over."""
+        self._entries: tuple[Entry, ...] = ()
+        self._confirmation: Confirmation | None = None
         self._before: Mapping[str, Service | None] = {}
         """What the services of an unconfirmed change were before it; None: not there."""
-        self._unsaved = False
-        """Whether the file still has what was taken back."""
+        self._taken_back: Entry | None = None
+        """The newest entry, while the disk lacks it."""
+        self._ahead: dict[str, tuple[Service, str]] = {}
+        """Texts of the services of a large change that is about to be saved."""
         self.change_lock = asyncio.Lock()
         """Held from the decision on a change until it is saved."""
         self.confirmation_changed = asyncio.Event()
@@ -100,8 +92,8 @@ class StoreSource:
 
     @property
     def location(self) -> str:
-        """The file."""
-        return str(self._path)
+        """The database."""
+        return str(self._file.path)
 
     @property
     def services(self) -> Mapping[str, Service]:
@@ -109,48 +101,81 @@ class StoreSource:
         return self._services
 
     @property
+    def history(self) -> History:
+        """The newest changes."""
+        return History(self._entries, self.location, self._file.fault, confirmation=self._confirmation)
+
+    @property
     def unsaved(self) -> bool:
         """Whether the disk still has what was taken back."""
-        return self._unsaved or self.history.unsaved
+        return self._taken_back is not None
+
+    @property
+    def has_good_copy(self) -> bool:
+        """Whether the database cannot be used, and its copy serves."""
+        return self._file.reads_copy
 
     def load(self) -> None:
-        """Read the file. One that cannot be used is left alone and reported; the last good copy serves."""
-        self._load_services()
-        self.history.load()
-        self._before, self._unsaved = {}, False
+        """Read the database. One that cannot be used is reported; the last good copy serves."""
+        self._file.open()
+        self._entries, self._confirmation, self._before, self._taken_back = (), None, {}, None
+        self._unread, self._old_fault = {}, ""
+        self._set_services({})
         try:
-            self._finish_last_change()
-            if waits := self.history.confirmation:
-                self._before = self.services_at(waits.revision - 1)
-                self.history.set_confirmation(waits.in_this_boot(self._clocks))
+            services, self._unread = _readable(self._file.read(_stored_texts) or {})
+            self._set_services(services)
+            self._entries, confirmation = self._file.read(_history) or ((), None)
+            if confirmation:
+                self._confirmation = confirmation.in_this_boot(self._clocks)
+                self._before = self.services_at(confirmation.revision - 1)
         except StoreError as error:
-            self.history.reject(str(error))
+            self._file.fault = self._file.fault or str(error)
+        if self._owns:
+            self._log_what_is_not_read()
+        if not self._entries and not self._file.fault:
+            self._take_over()
 
-    def _load_services(self) -> None:
-        text, found, self._faults = _read(self._path)
-        self._blocks, self.has_good_copy = {}, False
-        if not self._faults:
-            self._set_declaration(found)
-            self._blocks = _blocks_in(text, found.services)
+    def _take_over(self) -> None:
+        """Make the services of the file of earlier versions the first change, once."""
+        path = self._file.path.with_name(OLD_NAME)
+        try:
+            # The first versions wrote characters beyond 16 bits as pairs, which YAML does not know.
+            text = join_surrogate_pairs(read_own(path, limits.FILE_BYTES).decode("utf-8"))
+        except FileNotFoundError:
             return
-        _, last_good, unusable = _read(self._copy)
-        self._set_declaration(last_good)
-        self.has_good_copy = bool(last_good.services) and not unusable
-        serving = "no good copy of it can be read"
-        if last_good.services:
-            which = "its last good copy goes" if self.has_good_copy else "the services without problems go"
-            serving = f"{which} on serving"
-        *first, last = self._faults
-        what, *hint = last.partition("; hint: ")
-        self._faults = (
-            *first,
-            f"{what}; {serving}{''.join(hint)}",
-        )  # one fault, one problem: they are counted
+        except (OSError, UnicodeDecodeError) as error:
+            self._old_fault = read_fault(path, error, f"hint: mend {OLD_NAME} or move it aside")
+            return
+        declared = parse_declaration(text, str(path), source=STORE_UNIT, accepted=True)
+        services = _by_name(declared.understood().services)
+        if not declared.ok:
+            problems = "; ".join(map(str, declared.problems))
+            rest = f"what can be read of it serves; hint: mend {OLD_NAME} or move it aside"
+            self._old_fault = f"{problems}; {rest}"
+        elif self._owns:
+            services = {name: replace(s, origin=Origin(STORE_UNIT)) for name, s in services.items()}
+            try:
+                self.save(services, ChangeNote("vipd", f"taken over from {OLD_NAME}"))
+                rename_own(path, f"{OLD_NAME}.taken-over")
+            except (StoreError, OSError) as error:
+                self._old_fault = f"{path}: cannot be taken over: {error}"
+        self._set_services(services)
+
+    def _log_what_is_not_read(self) -> None:
+        directory = self._file.path.parent
+        names = (OLD_NAME, *NOT_READ) if self._entries else NOT_READ
+        if left := [name for name in names if (directory / name).exists()]:
+            text = "%s of %s: of an earlier version, and not read; hint: remove it"
+            log.warning(text, ", ".join(left), directory)
 
     def format_ahead(self, services: Iterable[Service]) -> None:
         """Make the texts of services that are about to be saved: a second for 10,000, in which others may
         change the store. Call it in a thread, one call at a time. Raises StoreError."""
-        self._ahead = self._blocks_of(services)
+        self._ahead = {
+            name: (service, _text_of(service))
+            for name, service in _by_name(services).items()
+            if self._services.get(name) is not service
+        }
 
     def save(self, services: Mapping[str, Service], note: ChangeNote = NO_NOTE) -> None:
         """Replace the stored services, on disk first. Raises StoreError; then nothing has changed.
@@ -160,50 +185,49 @@ class StoreSource:
         """
         self.save_taken_back()
         self._require_writable()
-        if self.history.fault:
-            raise StoreError(f"the store cannot be changed: {self.history.fault}")
-        blocks, text = self._text_of(services)
-        changes = self._changes_to(services, blocks)
-        if changes:
-            self._add_to_history(changes, note)
-        try:
-            self._write(text)
-        except StoreError:
-            if changes:
-                self.history.drop_newest()
-                with contextlib.suppress(OSError):
-                    self.history.save()  # else the next start sees that it was not carried out
-            raise
-        if note.confirm_seconds is not None:
-            self._before = {change.name: self._services.get(change.name) for change in changes}
-        self._blocks, self._ahead = blocks, {}
-        self._set_declaration(Declaration(tuple(services.values())))
+        before, revision = self._services, self.history.newest + 1
+        names = _different(before, services)
+        size = self._size + sum(_size(services.get(name)) - _size(before.get(name)) for name in names)
+        _check_limits(len(services), size)
+        if names:
+            texts = {name: self._new_text(services.get(name)) for name in names}
+            actions = {name: action_of(before.get(name), services.get(name)) for name in names}
+            entry = Entry.of(revision, self._clocks.time_of_day(), note, actions)
+            confirmation = None
+            if note.confirm_seconds is not None:
+                confirmation = Confirmation.begin(revision, note.confirm_seconds, self._clocks)
+            self._record(entry, texts, confirmation)
+            self._before = {name: before.get(name) for name in names} if confirmation else {}
+        self._ahead = {}
+        self._set_services(services, size)
 
     def confirm(self) -> Entry:
         """The last change stays; returns its entry. Blocks on the disk. Raises StoreError; then it still is
         unconfirmed."""
-        try:
-            self.history.confirm()
-        except OSError as error:
-            raise StoreError(f"{self.history.location}: cannot be written: {error.strerror}") from None
-        self._before = {}
-        return self.history.entries[-1]
+        entry = self._entries[-1]
+
+        def confirm(database: Connection) -> None:
+            self._restore(database, entry.revision)
+            database.execute(_CONFIRM)
+
+        self._entries, _ = self._file.change(confirm, _history)
+        self._confirmation, self._before = None, {}
+        return entry
 
     def confirmation_view(self, service: str = "") -> dict[str, object] | None:
         """The confirmation that the last change waits for, as JSON for the API; None: it waits for none, or
         it does not concern this service."""
-        waits = self.history.confirmation
+        waits = self._confirmation
         return waits.view(self._clocks) if waits and (not service or service in self._before) else None
 
     def seconds_to_confirm(self) -> float | None:
         """Seconds in which the last change can still be confirmed; 0: the time is over; None: nothing waits
         for it."""
-        waits = self.history.confirmation
-        return waits.seconds_left(self._clocks) if waits else None
+        return self._confirmation.seconds_left(self._clocks) if self._confirmation else None
 
     def take_back_due(self) -> Mapping[str, str]:
         """Take the last change back if it was not confirmed in time; returns the actions by service."""
-        waits = self.history.confirmation
+        waits = self._confirmation
         if waits is None or waits.seconds_left(self._clocks):
             return {}
         why = f"not confirmed within {duration(waits.seconds)}"
@@ -211,169 +235,66 @@ class StoreSource:
 
     def take_back(self, note: ChangeNote, cause: str) -> Mapping[str, str]:
         """Take the unconfirmed change back, in memory; `save_taken_back` writes that. Returns the actions by
-        service. Call it in a thread, with the lock held, and only while a change is unconfirmed."""
-        entry = self.history.entries[-1]
-        changes = [change.reversed() for change in entry.changes()]
+        service. Call it with the lock held, and only while a change is unconfirmed."""
+        entry = self._entries[-1]
+        actions = {name: action_of(self._services.get(name), before) for name, before in self._before.items()}
         reason = f"{TAKES_BACK}{entry.revision}: {note.reason}"
         at = self._clocks.time_of_day()
-        taken = Entry.of(entry.revision + 1, at, ChangeNote(note.by, reason), changes)
-        self._set_services({**self._services, **self._before})
-        self._before, self._unsaved = {}, True
-        self.history.add_unsaved(taken)
+        taken = Entry.of(entry.revision + 1, at, ChangeNote(note.by, reason), actions)
+        restored = {**self._services, **self._before}
+        self._set_services({name: service for name, service in restored.items() if service is not None})
+        self._entries, self._taken_back = (*self._entries, taken), taken
+        self._confirmation, self._before = None, {}
         extra = fields(
             Event.CHANGE_TAKEN_BACK, service=taken.names, unit=STORE_UNIT, cause=cause, reason=reason
         )
-        what, who = f"revision {entry.revision}", entry.by or "an unknown user"
-        log.warning("%s by %s is taken back: %s: %s", what, who, note.reason, taken.summary(), extra=extra)
-        return {change.name: change.action for change in changes}
+        revision, by = f"revision {entry.revision}", entry.by or "an unknown user"
+        log.warning("%s by %s is taken back: %s: %s", revision, by, note.reason, taken.summary(), extra=extra)
+        return actions
 
     def save_taken_back(self) -> None:
         """Write to disk what was taken back; does nothing if it is there. Blocks on the disk. Raises
         StoreError; what was taken back stays so."""
-        if not self.unsaved:
+        if self._taken_back is None:
             return
         try:
-            self.history.save()
-        except OSError as error:
-            what = f"{self.history.location}: cannot be written: {error_text(error)}"
+            texts = self._texts_at(self._taken_back.before - 1)
+            self._record(self._taken_back, texts, None)
+        except StoreError as error:
             raise StoreError(
-                f"{what}; the change is taken back, but would be again after a restart"
+                f"{error}; the change is taken back, but would be again after a restart"
             ) from None
-        if self._unsaved:
-            self._require_writable()
-            blocks, text = self._text_of(self._services)
-            self._write(text)
-            self._blocks, self._unsaved = blocks, False
+        self._taken_back = None
 
     def services_at(self, revision: int) -> Mapping[str, Service | None]:
         """What the services changed since then were at that revision; None: not there. Raises StoreError if
         this version of vipd cannot read them."""
-        return _services_of(self.history.texts_at(revision))
+        return _services_of(self._texts_at(revision))
 
-    def changes_in(self, entry: Entry) -> list[tuple[ServiceChange, Service | None, Service | None]]:
-        """Each change of an entry, and the service before and after it. Raises StoreError."""
-        changes = list(entry.changes())
-        befores = _services_of({change.name: change.before for change in changes})
-        afters = _services_of({change.name: change.after for change in changes})
-        return [(change, befores[change.name], afters[change.name]) for change in changes]
-
-    def _require_writable(self) -> None:
-        if self._faults:
-            fault, _, hint = self._faults[0].partition("; hint: ")
-            hint = hint or f"mend {self._path} or move it aside, then vipctl reload"
-            raise StoreError(f"the store cannot be changed: {fault}; hint: {hint}")
-
-    def _text_of(self, services: Mapping[str, Service]) -> tuple[dict[str, tuple[Service, str]], bytes]:
-        """Each service with its text, and the file of them all. Raises StoreError beyond the limits."""
-        _check_limits(len(services), sum(map(limits.declared_size, services.values())))
-        blocks = self._blocks_of(services.values())
-        text = _file_text([block for _, block in blocks.values()]).encode()
-        if len(text) > limits.FILE_BYTES:
-            raise StoreError(
-                f"the store would have {len(text)} bytes: {limits.FILE_BYTES} are the most; {_HINT}"
-            )
-        return blocks, text
-
-    def _write(self, text: bytes) -> None:
-        """Replace the file and its copy. Raises StoreError; then both are as before."""
-        try:
-            make_directory(self._path.parent)
-            write_durably(self._path, text)
-        except OSError as error:
-            raise StoreError(f"{self._path}: cannot be written: {error.strerror}") from None
-        with contextlib.suppress(OSError):
-            # Not synced: a power cut may lose the copy, but then it has not damaged the file itself.
-            write_atomically(self._copy, text)
-
-    def _add_to_history(self, changes: Sequence[ServiceChange], note: ChangeNote) -> None:
-        revision, confirmation = self.history.newest + 1, None
-        if note.confirm_seconds is not None:
-            confirmation = Confirmation.begin(revision, note.confirm_seconds, self._clocks)
-        entry = Entry.of(revision, self._clocks.time_of_day(), note, changes)
-        try:
-            self.history.add(entry, confirmation)
-        except OSError as error:
-            what = f"{self.history.location}: cannot be written: {error_text(error)}"
-            raise StoreError(f"{what}; nothing has changed") from None
-
-    def _changes_to(
-        self, services: Mapping[str, Service], blocks: Mapping[str, tuple[Service, str]]
-    ) -> list[ServiceChange]:
-        """The differences from the stored services, as texts."""
-        gone = [name for name in self._services if name not in services]
-        before = self._services.get
-        # Most are the same object, which is the faster comparison.
-        new = [name for name, service in services.items() if before(name) is not service]
-        changed = [name for name in new if before(name) != services[name]]
-        return [
-            ServiceChange(name, self._stored_text(name), blocks[name][1] if name in blocks else None)
-            for name in (*gone, *changed)
-        ]
-
-    def _stored_text(self, name: str) -> str | None:
-        """A stored service as it is in the file; None if there is none."""
-        known, service = self._blocks.get(name), self._services.get(name)
-        if known and known[0] is service:
-            return known[1]
-        return None if service is None else format_service(service).removesuffix("\n")
-
-    def _finish_last_change(self) -> None:
-        """After a crash between the history and the file: a change that the file lacks was not accepted, and
-        is dropped; that a change was taken back counts, and is done again."""
-        entry = next(reversed(self.history.entries), None)
-        if entry is None or any(self._stored_text(c.name) != c.before for c in entry.changes()):
-            return
-        if entry.takes_back:
-            afters = _services_of({change.name: change.after for change in entry.changes()})
-            self._set_services({**self._services, **afters})
-            self._unsaved = True
-        elif not self._faults:  # else it may be in the file that cannot be read
-            log.warning(
-                "revision %d was not stored, as vipd ended before: %s", entry.revision, entry.summary()
-            )
-            self.history.drop_newest()
+    def changes_in(self, entry: Entry) -> list[tuple[str, Service | None, Service | None]]:
+        """Each service of an entry, before and after it. Raises StoreError."""
+        query = "select name, before, after from changed where revision = ? order by rowid"
+        rows = self._file.read(lambda database: database.execute(query, (entry.revision,)).fetchall()) or []
+        befores = _services_of({name: before for name, before, _ in rows})
+        afters = _services_of({name: after for name, _, after in rows})
+        return [(name, befores[name], afters[name]) for name, _, _ in rows]
 
     def reload(self) -> None:
-        """Read the file again when it could not be used before."""
-        if self.faults():
+        """Read the database again when it could not be used before."""
+        if self.faults() and not self.unsaved:
             self.load()
 
     def units(self) -> Mapping[str, Unit]:
         """One unit: stored services were accepted when they were stored."""
-        if self._unit.candidate is not self._declaration:
-            self._unit = Unit(self._declaration, self._declaration)
         return {STORE_UNIT: self._unit}
 
-    def _set_services(self, services: Mapping[str, Service | None]) -> None:
-        self._set_declaration(Declaration(tuple(each for each in services.values() if each is not None)))
-
-    def _set_declaration(self, declaration: Declaration) -> None:
-        self._services = {service.name: service for service in declaration.services}
-        self._declaration = declaration
-
-    def _blocks_of(self, services: Iterable[Service]) -> dict[str, tuple[Service, str]]:
-        """Each service with its text, which is the known one while the service is the same. Raises
-        StoreError for one whose text does not parse to exactly that service."""
-        blocks, fresh = {}, []
-        for service in services:
-            written, ahead = self._blocks.get(service.name), self._ahead.get(service.name)
-            known = next((k for k in (written, ahead) if k and k[0] is service), None)
-            if known is None:
-                known = (service, format_service(service).removesuffix("\n"))
-                fresh.append(known)
-            blocks[service.name] = known
-        # In parts: reading the text of many at once would hold Python's lock for long.
-        for start in range(0, len(fresh), READ_BACK_AT_ONCE):
-            part = fresh[start : start + READ_BACK_AT_ONCE]
-            if not _reads_back(part):
-                wrong = next((s.name for s, text in part if not _reads_back([(s, text)])), "")
-                what = f"what would be written for {wrong or 'these services'} reads back as something else"
-                raise StoreError(f"{what}; nothing has changed; {PLEASE_REPORT}")
-        return blocks
-
     def faults(self) -> tuple[str, ...]:
-        """Set while the file, or the history, cannot be used."""
-        return (*self._faults, *filter(None, (self.history.fault,)))
+        """Why the database, or a service in it, cannot be used; what became of a damaged one."""
+        faults = [*filter(None, (self._file.fault, self._file.damage, self._old_fault))]
+        unread = list(self._unread.values())
+        if len(unread) > MAX_FAULTS:
+            unread[MAX_FAULTS:] = [f"{len(unread) - MAX_FAULTS} more services that vipctl added do not serve"]
+        return (*faults, *unread)
 
     def held(self) -> Mapping[str, str]:
         """Nothing: what the store has lost is in its history."""
@@ -383,11 +304,68 @@ class StoreSource:
         """Does nothing."""
 
     def save_accepted(self, chosen: Mapping[str, Declaration]) -> None:
-        """Does nothing: the file is the accepted version."""
+        """Does nothing: the database is the accepted version."""
+
+    def _set_services(self, services: Mapping[str, Service], size: int | None = None) -> None:
+        self._size = sum(map(_size, services.values())) if size is None else size
+        declaration = Declaration(tuple(services.values()))
+        self._services, self._unit = services, Unit(declaration, declaration)
+
+    def _require_writable(self) -> None:
+        if self._old_fault:
+            raise StoreError(f"the store cannot be changed: {self._old_fault}; then vipctl reload")
+
+    def _new_text(self, service: Service | None) -> str | None:
+        if service is None:
+            return None
+        ahead = self._ahead.get(service.name)
+        return ahead[1] if ahead and ahead[0] is service else _text_of(service)
+
+    def _texts_at(self, revision: int) -> Texts:
+        """The texts that the services changed since then had at that revision. Raises StoreError."""
+        query = "select name, before from changed where revision > ? order by revision desc"
+        return dict(self._file.read(lambda database: database.execute(query, (revision,)).fetchall()) or [])
+
+    def _record(self, entry: Entry, texts: Texts, confirmation: Confirmation | None) -> None:
+        """Store these texts, and an entry of it. Raises StoreError; then nothing has changed."""
+
+        def record(database: Connection) -> None:
+            self._restore(database, entry.revision - 1)
+            _store(database, entry, texts, confirmation)
+            _drop_oldest(database)
+
+        self._entries, self._confirmation = self._file.change(record, _history)
+        self._unread = {name: fault for name, fault in self._unread.items() if name not in texts}
+
+    def _restore(self, database: Connection, newest: int) -> None:
+        """If somebody removed or replaced the file, which then has another newest revision, what serves
+        counts."""
+        (revision,) = database.execute("select coalesce(max(revision), 0) from change").fetchone()
+        if revision != newest:
+            database.execute("delete from change where revision > ?", (newest,))
+            database.execute("delete from service")
+            rows = [(name, _text_of(service)) for name, service in self._services.items()]
+            database.executemany("insert into service values (?, ?)", rows)
+
+
+def _by_name(services: Iterable[Service]) -> dict[str, Service]:
+    return {service.name: service for service in services}
+
+
+def _different(before: Mapping[str, Service], after: Mapping[str, Service]) -> list[str]:
+    """The names of services that a change removes, changes or adds."""
+    removed = before.keys() - after.keys()
+    names = [name for name in before if name in removed] if removed else []
+    # Most are the same object, which is the faster comparison.
+    others = [name for name, service in after.items() if before.get(name) is not service]
+    return names + [name for name in others if before.get(name) != after[name]]
+
+
+def _size(service: Service | None) -> int:
+    return limits.declared_size(service) if service else 0
 
 
 def _check_limits(services: int, size: int) -> None:
-    """Ensures that the file can be read again. Raises StoreError."""
     if services > limits.SERVICES:
         raise StoreError(f"the store would have {services} services: {limits.SERVICES} are the most; {_HINT}")
     if size > limits.MAX_UNIT_SIZE:
@@ -396,55 +374,143 @@ def _check_limits(services: int, size: int) -> None:
         )
 
 
-def _read(path: Path) -> tuple[str, Declaration, tuple[str, ...]]:
-    """A file's text and services; or the services that are understood, and why it cannot be used. A missing
-    file contains none."""
+def _text_of(service: Service) -> str:
+    """Its item of a declaration, as JSON. Raises StoreError if that reads back as something else."""
+    text = json.dumps(spec_of(service), separators=(",", ":"))
+    if _service_of(service.name, text) != service:
+        what = f"what would be stored for {service.name} reads back as something else"
+        raise StoreError(f"{what}; nothing has changed; {PLEASE_REPORT}")
+    return text
+
+
+def _service_of(name: str, text: str) -> Service:
+    """The service of a stored text. Raises StoreError."""
+    if not isinstance(text, str):  # any column of SQLite may have any type
+        raise StoreError(f"service {name}: it is no text")
     try:
-        text = read_own(path, limits.FILE_BYTES).decode("utf-8")
-    except FileNotFoundError:
-        return "", Declaration(), ()
-    except (OSError, UnicodeDecodeError) as error:
-        return "", Declaration(), (read_fault(path, error),)
-    text = join_surrogate_pairs(text)  # earlier versions wrote text as JSON does
-    found = parse_declaration(text, str(path), source="cli", accepted=True)
-    return (text, found, ()) if found.ok else ("", found.understood(), tuple(map(str, found.problems)))
+        service, problems = parse_service(
+            read_json(text, limits.FILE_BYTES), Origin(STORE_UNIT), accepted=True
+        )
+    except ValueError as error:
+        raise StoreError(f"service {name}: {error}") from None
+    if problems:
+        raise StoreError(f"service {name}: {replace(problems[0], file='')}")
+    if service is None or service.name != name:
+        raise StoreError(f"service {name}: its text has another name")
+    return service
 
 
-def _services_of(texts: Mapping[str, str | None]) -> dict[str, Service | None]:
-    """The services of these texts of the file. Raises StoreError."""
-    text = _file_text([text for text in texts.values() if text is not None])
-    found = parse_declaration(text, STORE_UNIT, source="cli", accepted=True)
-    services = {service.name: replace(service, origin=Origin("cli")) for service in found.services}
-    if not found.ok or services.keys() != {name for name, text in texts.items() if text is not None}:
-        why = str(found.problems[0]) if found.problems else "its services have other names"
-        raise StoreError(f"the history cannot be read back: {why}")
-    return {name: services.get(name) for name in texts}
+def _services_of(texts: Texts) -> dict[str, Service | None]:
+    """The services of stored texts. Raises StoreError."""
+    try:
+        return {name: None if text is None else _service_of(name, text) for name, text in texts.items()}
+    except StoreError as error:
+        raise StoreError(f"the history cannot be read back: {error}") from None
 
 
-def _file_text(blocks: Sequence[str]) -> str:
-    return "\n".join([_HEAD if blocks else f"{_HEAD} []", *blocks, ""])
+def _readable(texts: Mapping[str, str]) -> tuple[dict[str, Service], dict[str, str]]:
+    """The services of stored texts, and why others cannot be read."""
+    services, faults = dict[str, Service](), dict[str, str]()
+    for name, text in texts.items():
+        try:
+            services[name] = _service_of(name, text)
+        except StoreError as error:
+            faults[name] = f"{error}; it was added by vipctl and does not serve; hint: add it again"
+    return services, faults
 
 
-def _reads_back(blocks: Sequence[tuple[Service, str]]) -> bool:
-    """Whether these texts parse to exactly their services. Each is an independent item without references, so
-    that this is true beside any others."""
-    text = _file_text([text for _, text in blocks])
-    found = parse_declaration(text, STORE_UNIT, source="cli", accepted=True)
-    return found.ok and found.services == tuple(service for service, _ in blocks)
+def _stored_texts(database: Connection) -> dict[str, str]:
+    query = "select name, text from service order by rowid limit ?"
+    texts = dict(database.execute(query, (limits.SERVICES + 1,)))
+    if len(texts) > limits.SERVICES:
+        raise ValueError(f"more than {limits.SERVICES} services")
+    return texts
 
 
-def _blocks_in(text: str, services: Sequence[Service]) -> dict[str, tuple[Service, str]]:
-    """The text of each service that was read from a file as vipd writes it. Left out are others, and services
-    that may depend on others."""
-    head = f"{_HEAD}\n"
-    if not text.startswith(head) or _FOREIGN.search(text, len(head)):
-        return {}
-    lines = text.split("\n")
-    starts = [service.origin.line - 1 for service in services]
-    ends = [*starts[1:], len(lines) - 1]
-    texts = ("\n".join(lines[start:end]) for start, end in zip(starts, ends, strict=True))
-    return {
-        service.name: (service, text)
-        for service, text in zip(services, texts, strict=True)
-        if not _REFERENCE.search(text)
-    }
+def _history(database: Connection) -> tuple[tuple[Entry, ...], Confirmation | None]:
+    """The entries, the oldest first, and the confirmation that the newest waits for."""
+    entries, confirmation = list[Entry](), None
+    query = (
+        "select revision, first, at, by, reason, actions, named, confirmation from change order by revision"
+    )
+    for revision, first, at, by, reason, actions, named, waits in database.execute(query):
+        pairs = tuple((str(name), str(action)) for name, action in json.loads(named))
+        when = datetime.fromisoformat(at).astimezone(UTC)
+        counts = {str(action): int(number) for action, number in dict(json.loads(actions)).items()}
+        entries.append(Entry(int(revision), when, str(by), str(reason), counts, pairs, int(first)))
+        confirmation = Confirmation.from_json(dict(json.loads(waits))) if waits else None
+    return tuple(entries), confirmation
+
+
+def _store(database: Connection, entry: Entry, texts: Texts, confirmation: Confirmation | None) -> None:
+    waits = json.dumps(confirmation.to_json()) if confirmation else None
+    about = (entry.at.isoformat(), entry.by, entry.reason, json.dumps(dict(entry.actions)))
+    row = (entry.revision, entry.first, *about, json.dumps(entry.named), 0, waits)
+    database.execute("insert into change values (?, ?, ?, ?, ?, ?, ?, ?, ?)", row)
+    for name, text in texts.items():
+        stored = database.execute("select text from service where name = ?", (name,)).fetchone()
+        change = (entry.revision, name, stored[0] if stored else None, text)
+        database.execute("insert into changed values (?, ?, ?, ?)", change)
+        if text is None:
+            database.execute("delete from service where name = ?", (name,))
+        else:
+            upsert = "insert into service values (?, ?) on conflict (name) do update set text = excluded.text"
+            database.execute(upsert, (name, text))
+    _note_size(database, entry.revision)
+
+
+def _note_size(database: Connection, revision: int) -> None:
+    """Keep the size of an entry's texts with it: all of them are not read for each change."""
+    size = """
+    update change set size =
+      (select coalesce(sum(length(coalesce(before, '')) + length(coalesce(after, ''))), 0)
+       from changed where changed.revision = change.revision)
+    where revision = ?"""
+    database.execute(size, (revision,))
+
+
+def _drop_oldest(database: Connection) -> None:
+    """Keep the history within its limits. While the oldest is of a user with few entries, two consecutive
+    ones of the user with the most become one instead, so that nobody's changes take the history of others."""
+    rows = database.execute("select revision, by from change order by revision").fetchall()
+    if len(rows) > MAX_ENTRIES:
+        revisions = [revision for revision, _ in rows]
+        users = [by.partition(" (pid ")[0] for _, by in rows[:-1]]  # the newest may wait to be confirmed
+        user, _ = Counter(users).most_common(1)[0]
+        pair = next((n for n, two in enumerate(pairwise(users)) if two == (user, user)), None)
+        if users[0] == user or pair is None:
+            database.execute("delete from change where revision = ?", (revisions[0],))
+        else:
+            _join(database, *revisions[pair : pair + 2])
+    query = """
+    select revision, size from change
+    where revision < (select max(revision) from change) order by revision desc"""
+    size = 0
+    for revision, length in database.execute(query).fetchall():
+        size += length
+        if size > MAX_HISTORY_BYTES:
+            database.execute("delete from change where revision <= ?", (revision,))
+            return
+
+
+def _join(database: Connection, first: int, second: int) -> None:
+    """Make of two consecutive entries one, which leads from before the first to after the second."""
+    both, one = {"first": first, "second": second}, {"second": second}
+    for statement in (
+        """update changed set before = (select before from changed as earlier
+             where earlier.revision = :first and earlier.name = changed.name)
+           where revision = :second and name in (select name from changed where revision = :first)""",
+        """update changed set revision = :second where revision = :first
+             and name not in (select name from changed where revision = :second)""",
+        """update change set first =
+             coalesce(nullif((select first from change where revision = :first), 0), :first)
+           where revision = :second""",
+        "delete from change where revision = :first",
+    ):
+        database.execute(statement, both)
+    database.execute("delete from changed where revision = :second and before is after", one)
+    query = "select name, before, after from changed where revision = :second order by rowid"
+    actions = {name: action_of(before, after) for name, before, after in database.execute(query, one)}
+    summary = (json.dumps(Counter(actions.values())), json.dumps(list(actions.items())[:NAMES_KEPT]))
+    database.execute("update change set actions = ?, named = ? where revision = ?", (*summary, second))
+    _note_size(database, second)

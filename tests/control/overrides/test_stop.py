@@ -14,6 +14,7 @@ import pytest
 from tests.api.daemon_process import PATIENCE_SECONDS, ConfiguredHost, host
 from tests.api.specs import DNS, WEB
 from tests.host.systemd.manager import Tools
+from tests.lab.stored import stored
 
 pytestmark = pytest.mark.root
 
@@ -50,7 +51,7 @@ def test_whoever_waits_for_a_write_is_answered_when_vipd_stops(monkeypatch: pyte
         tools.set("hanging")
         asked = [pool.submit(node.ask, *request) for request in WAITING]
         node.wait_for(lambda: tools.calls() > before)
-        node.wait_for(lambda: "third" in (node.state_dir / "services.yaml").read_text())
+        node.wait_for(lambda: "third" in stored(node.state_dir))
         assert not any(answer.done() for answer in asked)
         assert node.end(signal.SIGTERM) == 0
         for request, answer in zip(WAITING, asked, strict=True):

@@ -199,7 +199,6 @@ OF_ONE_SECTION: dict[str, dict[str, tuple[Facts, dict[str, str]]]] = {
         "no inodes": ({"free_inodes": 0}, problem("state-dir-space")),
         "a broken store": ({"store_faults": ["line 1"]}, problem("store")),
         "a broken store with a copy": ({"store_faults": ["line 1"], "has_copy": True}, problem("store")),
-        "a broken history": ({"history_fault": "/s/history.jsonl: cannot be read"}, problem("store")),
     },
     "kernel": {
         "a table of flows that is 79% full": (sysctl(net__netfilter__nf_conntrack_count=799), {}),

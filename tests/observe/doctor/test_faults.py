@@ -318,7 +318,7 @@ def test_small_faults_at_once_are_each_found_and_mended(patient: Patient) -> Non
     daemon.write("  - name: bad\n    address: 10.96.0.300\n    ports: [80]\n", "bad.yaml")
     patient.reload()
     # The daemon reads it when it starts; the doctor reads it itself.
-    (daemon.state_dir / "services.yaml").write_text("services: [")
+    (daemon.state_dir / "state.db").write_text("garbage")
     server = patient.lab.host.serve(tcp=[30080], udp=[30080])
     namespace = Path("/run/netns", patient.lab.host.namespace).stat().st_ino
     lock = Path("/run/vipd") / f"netns-{namespace}-OTHER.lock"

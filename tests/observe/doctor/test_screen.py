@@ -20,7 +20,7 @@ def ill(deceived: Deceived) -> Iterator[Deceived]:
     """A host with one problem, two warnings, and what cannot be looked at."""
     daemon = deceived.patient.daemon
     assert deceived.doctor.run("add", "10.96.0.20:80/tcp", "10.244.0.11:8080", "--name", "stored")[0] == 0
-    (daemon.state_dir / "services.yaml").write_text("services: [")
+    (daemon.state_dir / "state.db").write_text("garbage")
     files = {"sys/netfilter/nf_conntrack_count": "85\n", "sys/netfilter/nf_conntrack_max": "100\n"}
     with (
         deceived.files(files | {"recent/ip_list_tot": "100\n"}),

@@ -217,8 +217,8 @@ def _files() -> tuple[Block, ...]:
     return (
         entry("`/etc/vipd/services.d`", "The directory of declarations; setting `services_dir`."),
         entry(
-            "`/var/lib/vipd/services.yaml`",
-            "What `vipctl` added, in the same language. The daemon writes it.",
+            "`/var/lib/vipd/state.db`",
+            "What `vipctl` added. The daemon writes it.",
         ),
         entry(
             f"`{INSTALLED}/{DECLARATION}`",

@@ -203,8 +203,10 @@ def _files() -> tuple[Block, ...]:
             "`/tmp/vipctl-edit-*`",
             "Texts of `vipctl edit` that were not applied; in `$TMPDIR` if that is set.",
         ),
-        entry("`/var/lib/vipd/services.yaml`", "What `vipctl` added. The daemon writes it."),
-        entry("`/var/lib/vipd/history.jsonl`", "Its changes, for `history`, `rollback` and `confirm`."),
+        entry(
+            "`/var/lib/vipd/state.db`",
+            "What `vipctl` added, and its changes, for `history`, `rollback` and `confirm`.",
+        ),
         entry("`/var/lib/vipd/host-changes.json`", "What the daemon did to this host, for `cleanup`."),
     )
 

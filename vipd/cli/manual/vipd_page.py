@@ -132,13 +132,13 @@ def _files() -> tuple[Block, ...]:
         ),
         entry("`/run/vipd/vipd.sock`", "The UNIX socket of the API, which `vipctl` uses."),
         entry(
-            "`/var/lib/vipd/services.yaml`", "What `vipctl` added. Edit it only while the daemon is stopped."
+            "`/var/lib/vipd/state.db`",
+            "What `vipctl` added, for the next start, and the history of its changes.",
         ),
         entry(
-            "`/var/lib/vipd/services.yaml.last-good`",
-            "A copy that serves if `services.yaml` cannot be used.",
+            "`/var/lib/vipd/state.db.last-good`",
+            "A copy that takes its place if it is damaged.",
         ),
-        entry("`/var/lib/vipd/history.jsonl`", "Its changes, for `vipctl history` and `rollback`."),
         entry("`/var/lib/vipd/accepted`", "The last good version of each declaration."),
         entry("`/var/lib/vipd/services-dir.json`", "Which directory they were in, and which are held."),
         entry("`/var/lib/vipd/host-changes.json`", "What was done to this host, for `vipctl cleanup`."),

@@ -285,7 +285,6 @@ class StateDir:
     """Bytes."""
     free_inodes: int = 1 << 20
     store_faults: tuple[str, ...] = ()
-    history_fault: str = ""
     has_copy: bool = False
     """There is a last good copy of the store."""
     fault: str = ""

@@ -330,7 +330,7 @@ def read_note(kv: KeyValue) -> tuple[Entry, ...]:
         named = tuple((str(name), str(action)) for name, action in note["services"][:NAMES_KEPT])
     except (ValueError, TypeError, KeyError, AttributeError):
         return ()
-    return (Entry(kv.mod_revision, at, by, reason, actions, named, b""),) if at.tzinfo else ()
+    return (Entry(kv.mod_revision, at, by, reason, actions, named),) if at.tzinfo else ()
 
 
 def _service(name: str, kv: KeyValue) -> Service:

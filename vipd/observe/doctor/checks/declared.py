@@ -12,7 +12,7 @@ GROUP = "Declarations"
 
 def check_refused(facts: Facts) -> Iterator[CheckResult]:
     """Files with problems keep serving their last good version, if there was one."""
-    faults = (*facts.state.store_faults, facts.state.history_fault)
+    faults = facts.state.store_faults
     refused = [text for text in facts.refused if text not in faults]
     if refused:
         count = len(refused)

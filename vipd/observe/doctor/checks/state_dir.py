@@ -53,19 +53,15 @@ def check_space(facts: Facts) -> Iterator[CheckResult]:
 def check_store(facts: Facts) -> Iterator[CheckResult]:
     """Services that vipctl added."""
     state = facts.state
-    if state.history_fault:
-        cause = f"{state.history_fault.partition('; hint: ')[0]}; changes by vipctl are refused"
-        hint = f"move {state.path}/history.jsonl aside, then vipctl reload; a new history begins"
-        yield problem("the history of vipctl's changes cannot be read", cause, hint=hint)
     if state.store_faults:
-        store = f"{state.path}/services.yaml"
+        store = f"{state.path}/state.db"
         cause = f"{'; '.join(state.store_faults)}; changes by vipctl are refused"
         title = "what vipctl added cannot be read"
         if not state.has_copy:
-            # Without the file there would be no such services at all.
-            yield problem(title, cause, hint=f"correct {store} by hand; no good copy of it can be read")
+            yield problem(title, cause, hint="what the text names is to be mended, then vipctl reload")
             return
-        repair = [f"cp -p {store} {store}.broken", f"cp -p {store}.last-good {store}"]
+        keep = f"cp -p {store} {store}.broken"
+        repair = [keep, f"truncate -c -s 0 {store}-journal", f"cp -p {store}.last-good {store}"]
         yield problem(title, cause, *repair, *(["vipctl reload"] if facts.daemon.status else []))
 
 

@@ -19,6 +19,7 @@ from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family, Protocol
 from vipd.observe.doctor.facts import ServedPort
 from vipd.sources.files import FileSource
+from vipd.sources.state import FILE_NAME
 from vipd.sources.store import StoreSource
 
 FAMILIES = {str(family): family for family in Family}
@@ -45,7 +46,7 @@ async def from_files(settings: Settings) -> tuple[tuple[ServedPort, ...], tuple[
 def _read(settings: Settings, claims: AddressPolicy) -> tuple[MergeResult, tuple[str, ...]]:
     """Files and store, as `vipd --check` reads them; a separate check reports faults of the store."""
     files = FileSource(settings.services_dir, settings.state_dir / "accepted")
-    store = StoreSource(settings.state_dir / "services.yaml")
+    store = StoreSource(settings.state_dir / FILE_NAME, repair=False)
     files.scan()
     store.load()
     units = {**files.units(), **store.units()}

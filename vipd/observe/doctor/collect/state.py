@@ -10,9 +10,9 @@ from pathlib import Path
 
 from vipd.host.settings.settings import Settings
 from vipd.observe.doctor.facts import SocketFile, StateDir
+from vipd.sources.state import FILE_NAME
 from vipd.sources.store import StoreSource
 
-STORE = "services.yaml"
 _GET_FLAGS = 0x80086601
 """FS_IOC_GETFLAGS of a machine with 64 bits."""
 _IMMUTABLE = 0x10
@@ -27,7 +27,7 @@ def read_state_dir(settings: Settings, root: bool) -> StateDir:
         return StateDir(str(path), exists=False)
     except OSError as error:
         return StateDir(str(path), fault=f"{path} cannot be looked at: {error.strerror}")
-    store = StoreSource(path / STORE)
+    store = StoreSource(path / FILE_NAME, repair=False)
     if root:
         store.load()
     return StateDir(
@@ -38,8 +38,7 @@ def read_state_dir(settings: Settings, root: bool) -> StateDir:
         free=system.f_bavail * system.f_frsize,
         # Some file systems count no inodes.
         free_inodes=system.f_favail if system.f_files else 1,
-        store_faults=tuple(fault for fault in store.faults() if fault != store.history.fault),
-        history_fault=store.history.fault,
+        store_faults=store.faults(),
         has_copy=store.has_good_copy,
     )
 
