@@ -27,7 +27,7 @@ class SaveResult:
     location: str
     error: str = ""
     units: Sequence[str] = ()
-    """Names of the units (the file, or etcd keys) that now contain the change."""
+    """Names of the units (the store, or etcd keys) that now contain the change."""
 
 
 class Store(Protocol):
@@ -75,26 +75,26 @@ class Store(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class HostStore:
-    """Stores services in a file on this host."""
+    """Stores services in the database of this host."""
 
     store: StoreSource
     source: str = CLI
 
     @property
     def services(self) -> Mapping[str, Service]:
-        """The services in the file."""
+        """The services in the database."""
         return self.store.services
 
     @property
     def location(self) -> str:
-        """The path of the file."""
+        """The path of the database."""
         return self.store.location
 
     def check(self, outcome: Outcome) -> None:
-        """Does nothing: the file can hold every service."""
+        """Does nothing: the database can hold every service."""
 
     async def prepare(self, outcome: Outcome) -> None:
-        """Make the texts of the file."""
+        """Make the texts that are stored."""
         await asyncio.to_thread(self.store.format_ahead, outcome.stored.values())
 
     @property
