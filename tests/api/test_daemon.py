@@ -132,7 +132,7 @@ def test_who_may_not_read_good_files_is_told_so_and_not_to_move_them(node: Confi
     node.root.chmod(0o755)
     node.state_dir.mkdir(mode=0o755)
     node.services_dir.chmod(0o755)
-    for name in ("state.db", "overrides.json", "dataplane"):
+    for name in ("state.db", "dataplane"):
         (node.state_dir / name).touch(mode=0o600)
     done = node.vipd_as_nobody("--check")
     assert done.returncode == 1

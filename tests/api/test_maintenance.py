@@ -8,8 +8,11 @@ import stat
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from tests.api.specs import WEB
-from tests.lab.inside import Vipd, running
+from tests.lab.inside import Vipd, keep_overrides, running
+from tests.lab.stored import overrides
 from tests.lab.stories import story_of
 
 ADDRESSES = ["203.0.113.10", "203.0.113.11"]
@@ -47,7 +50,7 @@ def test_maintenance_withdraws_everything_and_survives_a_restart(tmp_path: Path)
         assert (answer["changed"], answer["applied"], answer["announced"]) == (True, True, 0)
         assert answer["maintenance"]["reason"] == "kernel update"
         assert vipd.announced == set()
-        mode = (vipd.state_dir / "maintenance.json").stat().st_mode
+        mode = (vipd.state_dir / "state.db").stat().st_mode
         assert stat.S_IMODE(mode) & 0o007 == 0
 
     async def after(vipd: Vipd) -> None:
@@ -56,7 +59,7 @@ def test_maintenance_withdraws_everything_and_survives_a_restart(tmp_path: Path)
         ended = (await vipd.ask("DELETE", "/v1/maintenance")).body
         assert (ended["changed"], ended["announced"], ended["was"]["reason"]) == (True, 2, "kernel update")
         assert vipd.announced == set(ADDRESSES)
-        assert not (vipd.state_dir / "maintenance.json").exists()
+        assert overrides(vipd.state_dir) == []
         assert (await vipd.ask("DELETE", "/v1/maintenance")).body["changed"] is False
 
     announcing(before, root=tmp_path)
@@ -88,11 +91,11 @@ async def test_what_is_no_maintenance_is_refused(vipd: Vipd) -> None:
     assert (await vipd.ask("GET", "/v1/maintenance")).body["maintenance"] is None
 
 
-def test_a_file_that_cannot_be_read_counts_as_maintenance() -> None:
+def test_what_cannot_be_read_counts_as_maintenance() -> None:
     for text in ("", "{", "[]", json.dumps({"by": 1, "at": "2026-01-01"}), "{" * 10_000):
 
         def damage(vipd: Vipd, text: str = text) -> None:
-            (vipd.state_dir / "maintenance.json").write_text(text)
+            keep_overrides(vipd.state_dir, ("this host", text))
 
         async def story(vipd: Vipd) -> None:
             assert (await vipd.ask("GET", "/v1/maintenance")).body["maintenance"]
@@ -102,3 +105,60 @@ def test_a_file_that_cannot_be_read_counts_as_maintenance() -> None:
             assert "maintenance" not in " ".join((await vipd.status())["warnings"])
 
         running(story, damage)
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_maintenance_is_lost_only_with_every_copy(tmp_path: Path, copy: bool) -> None:
+    """Without them this host announces: a fault of the disk makes no service unreachable."""
+
+    async def before(vipd: Vipd) -> None:
+        await vipd.add(WEB)
+        await vipd.ask("POST", "/v1/maintenance", {"reason": "disk"})
+        await vipd.ask("POST", "/v1/overrides", {"address": "10.244.0.7", "weight": 3})
+
+    def damage(vipd: Vipd) -> None:
+        (vipd.state_dir / "state.db").write_text("torn")
+        if not copy:
+            (vipd.state_dir / "state.db.last-good").write_text("torn")
+
+    async def after(vipd: Vipd) -> None:
+        maintenance = (await vipd.ask("GET", "/v1/maintenance")).body["maintenance"]
+        assert (maintenance or {}).get("reason") == ("disk" if copy else None)
+        assert len((await vipd.ask("GET", "/v1/overrides")).body["overrides"]) == copy
+        assert (await vipd.ask("POST", "/v1/maintenance", {"reason": "again"})).body["changed"] is True
+
+    running(before, root=tmp_path)
+    running(after, damage, root=tmp_path)
+
+
+@pytest.mark.parametrize("copy", [True, False])
+def test_a_database_that_cannot_be_read_counts_as_its_copy_or_as_no_maintenance(
+    tmp_path: Path, copy: bool
+) -> None:
+    async def before(vipd: Vipd) -> None:
+        await vipd.ask("POST", "/v1/maintenance", {"reason": "disk"})
+
+    def damage(vipd: Vipd) -> None:
+        (vipd.state_dir / "state.db").rename(vipd.state_dir / "kept")
+        (vipd.state_dir / "state.db").mkdir()
+        if not copy:
+            (vipd.state_dir / "state.db.last-good").unlink()
+
+    async def after(vipd: Vipd) -> None:
+        async def reason() -> str | None:
+            maintenance = (await vipd.ask("GET", "/v1/maintenance")).body["maintenance"]
+            return maintenance["reason"] if maintenance else None
+
+        assert await reason() == ("disk" if copy else None)
+        warnings = " ".join((await vipd.status())["warnings"])
+        assert ("this host counts as in no maintenance" in warnings) is not copy
+        assert (await vipd.ask("DELETE", "/v1/maintenance")).status == (500 if copy else 200)
+        (vipd.state_dir / "state.db").rmdir()
+        (vipd.state_dir / "kept").rename(vipd.state_dir / "state.db")
+        await vipd.reload()
+        assert await reason() == "disk"
+        assert (await vipd.ask("DELETE", "/v1/maintenance")).body["changed"] is True
+        assert (await vipd.status())["warnings"] == []
+
+    running(before, root=tmp_path)
+    running(after, damage, root=tmp_path)

@@ -310,7 +310,7 @@ async def test_a_client_that_hangs_up_harms_nobody(vipd: Vipd) -> None:
 async def test_a_weight_for_a_files_backend_is_an_order(vipd: Vipd) -> None:
     answer = await vipd.ask("PATCH", "/v1/services/filed/backends/10.244.0.9", {"weight": 5})
     assert actions(answer) == {"filed": "changed"}
-    assert answer.body["stored"] == str(vipd.state_dir / "overrides.json")
+    assert answer.body["stored"] == str(vipd.state_dir / "state.db")
     assert vipd.kernel.serving() == {"filed 10.96.0.20:53/udp": {"10.244.0.9:53": 5}}
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.lab.inside import Answer, Vipd, running
+from tests.api.specs import WEB
+from tests.lab.inside import Answer, Vipd, keep_overrides, running
+from tests.lab.stored import overrides, stored
 from tests.model.samples import block
 from vipd.model.override import MAX_TEXT, MalformedOverrideError, from_json, to_json
 from vipd.model.text import is_encodable
@@ -30,6 +34,19 @@ def declared(vipd: Vipd) -> None:
         "  - {name: api, address: 10.96.0.12, ports: [53/udp], backends: [10.244.0.2:8080, 10.244.0.3:1, "
         "10.244.0.3:2], fallback: {backends: ['10.244.9.9:53']}}\n",
     )
+
+
+def draining(service: str, backend: str) -> tuple[str, str]:
+    """An order as a row of the database."""
+    order = {"service": service, "backend": backend, "by": "x", "at": "2026-01-01T00:00:00+00:00"}
+    target = f"{service}/{backend}" if service else f"address {backend}"
+    return target, json.dumps({**order, "admin": "draining"})
+
+
+def rows(vipd: Vipd) -> list[str]:
+    """The texts of orders on disk."""
+    with closing(sqlite3.connect(vipd.state_dir / "state.db")) as database:
+        return [text for (text,) in database.execute("select text from override")]
 
 
 async def order(vipd: Vipd, body: Json, *, fleet: bool = False) -> Answer:
@@ -143,11 +160,8 @@ service has got a name; and the words that take each back."""
 def test_an_order_is_taken_back_by_the_words_that_list_it_whatever_has_become_of_its_backend() -> None:
     def kept(vipd: Vipd) -> None:
         declared(vipd)
-        orders = [
-            {"service": s, "backend": b, "by": "x", "at": "2026-01-01T00:00:00+00:00", "admin": "draining"}
-            for s, b, _ in (*KNOWN, ("dns", "10.244.0.6", ""), ("", "10.244.0.5", ""))
-        ]
-        (vipd.state_dir / "overrides.json").write_text(json.dumps({"overrides": orders}))
+        for service, backend, _ in (*KNOWN, ("dns", "10.244.0.6", ""), ("", "10.244.0.5", "")):
+            keep_overrides(vipd.state_dir, draining(service, backend))
 
     async def story(vipd: Vipd) -> None:
         for service, backend, word in KNOWN:
@@ -173,7 +187,7 @@ def test_orders_survive_a_restart_and_what_was_taken_back_does_not_return(tmp_pa
         await order(vipd, {"address": "10.244.0.6", "weight": 3})
         await order(vipd, {"service": "web", "backend": "10.244.0.5", "weight": 0})
         await resume(vipd, {"service": "web", "backend": "10.244.0.5"})
-        kept = json.loads((vipd.state_dir / "overrides.json").read_text())["overrides"]
+        kept = overrides(vipd.state_dir)
         assert len(kept) == 2, "an answer comes after the disk, as a crash may follow it"
         return await listed(vipd)
 
@@ -186,7 +200,7 @@ def test_orders_end_in_time_without_a_disk_and_then_stay_so(tmp_path: Path) -> N
     async def story(vipd: Vipd) -> None:
         await order(vipd, {**FIRST, "admin": "draining", "for": 60})
         await order(vipd, {**FIRST, "weight": 5})
-        path = vipd.state_dir / "overrides.json"
+        path = vipd.state_dir / "state.db"
         path.rename(vipd.state_dir / "kept")
         path.mkdir()
         await asyncio.sleep(62)
@@ -200,27 +214,78 @@ def test_orders_end_in_time_without_a_disk_and_then_stay_so(tmp_path: Path) -> N
         assert any("saving ended overrides" in warning for warning in (await vipd.status())["warnings"])
         path.rmdir()
         await asyncio.sleep(90)
-        assert "draining" not in path.read_text()
+        assert [part["admin"] for part in overrides(vipd.state_dir)] == ["active"]
         assert not any("overrides" in warning for warning in (await vipd.status())["warnings"])
 
     running(story, declared, tmp_path, simulated=True)
 
 
-def test_a_file_that_cannot_be_read_is_left_alone() -> None:
-    good = {**FIRST, "by": "x", "at": "2026-01-01T00:00:00+00:00", "admin": "draining"}
-    for text, drained in ((json.dumps({"overrides": [good, {"admin": "perhaps"}]}), True), ("{", False)):
+@pytest.mark.parametrize("text", ["{", "{" * 10_000, "[]", '{"admin": "perhaps"}'])
+def test_an_order_that_cannot_be_read_is_named_and_stays_until_it_is_given_again(text: str) -> None:
+    def damage(vipd: Vipd) -> None:
+        declared(vipd)
+        keep_overrides(vipd.state_dir, draining("dns", "10.244.0.5"), ("dns/10.244.0.6", text))
 
-        def damage(vipd: Vipd, text: str = text) -> None:
-            declared(vipd)
-            (vipd.state_dir / "overrides.json").write_text(text)
+    async def story(vipd: Vipd) -> None:
+        assert serving(vipd) == {"10.244.0.6": 1}
+        why = "state.db: what is stored for dns/10.244.0.6 cannot be read"
+        assert any(why in record.getMessage() for record in vipd.journal)
+        assert why in " ".join((await vipd.status())["warnings"])
+        await vipd.reload()
+        assert (await order(vipd, {"address": "10.244.0.2", "weight": 3})).status == 200
+        assert (await resume(vipd, FIRST)).body["changed"] is True
+        assert text in rows(vipd)
+        assert (await order(vipd, {**FIRST, "backend": "10.244.0.6", "weight": 3})).status == 200
+        assert serving(vipd) == {"10.244.0.5": 1, "10.244.0.6": 3}
+        assert text not in rows(vipd)
+        assert (await vipd.status())["warnings"] == []
 
-        async def story(vipd: Vipd, text: str = text, drained: bool = drained) -> None:
-            assert ("10.244.0.5" not in serving(vipd)) is drained
-            assert any("overrides.json" in record.getMessage() for record in vipd.journal)
-            assert (await order(vipd, {"address": "10.244.0.6", "weight": 3})).status == 500
-            assert (vipd.state_dir / "overrides.json").read_text() == text
+    running(story, damage)
 
-        running(story, damage)
+
+def test_a_table_that_cannot_be_read_is_left_alone_until_it_is_mended() -> None:
+    def change(vipd: Vipd, statement: str) -> None:
+        with closing(sqlite3.connect(vipd.state_dir / "state.db", isolation_level=None)) as database:
+            database.execute(statement)
+
+    def damage(vipd: Vipd) -> None:
+        declared(vipd)
+        keep_overrides(vipd.state_dir, draining("dns", "10.244.0.5"))
+        change(vipd, "alter table override rename to another")
+
+    async def story(vipd: Vipd) -> None:
+        assert serving(vipd) == {"10.244.0.5": 1, "10.244.0.6": 1}
+        assert "no override is in force" in " ".join((await vipd.status())["warnings"])
+        refused = await order(vipd, {"address": "10.244.0.6", "weight": 3})
+        assert (refused.status, "no such table: override" in str(refused.body)) == (500, True)
+        change(vipd, "alter table another rename to override")
+        await vipd.reload()
+        await vipd.until(lambda: serving(vipd) == {"10.244.0.6": 1})
+        assert (await order(vipd, {"address": "10.244.0.6", "weight": 3})).status == 200
+        assert len(overrides(vipd.state_dir)) == 2
+
+    running(story, damage)
+
+
+def test_orders_that_are_given_at_once_are_all_kept(tmp_path: Path) -> None:
+    async def before(vipd: Vipd) -> list[Json]:
+        backends = ("10.244.0.5", "fd00::5")
+        bodies = [{**FIRST, "backend": b, "weight": weight} for weight in (2, 3, 4) for b in backends]
+        answers = await asyncio.gather(
+            *(order(vipd, body) for body in bodies),
+            order(vipd, {"address": "10.244.0.6", "admin": "draining"}),
+            vipd.ask("POST", "/v1/maintenance", {"reason": "disk"}),
+            vipd.add({**WEB, "name": "shop", "address": "10.96.0.20"}),
+        )
+        assert {answer.status for answer in answers} == {200}
+        known = await listed(vipd)
+        weights = {str(o["backend"]): o["weight"] for o in overrides(vipd.state_dir) if "weight" in o}
+        assert weights == {str(o["backend"]): o["weight"] for o in known if "weight" in o}
+        assert (len(known), len(overrides(vipd.state_dir)), stored(vipd.state_dir).count("name")) == (3, 4, 1)
+        return known
+
+    known = running(before, declared, tmp_path)
+    assert running(listed, root=tmp_path) == known
 
 
 @pytest.mark.parametrize("fleet", [True, False])

@@ -31,7 +31,6 @@ STATE_FILES = (
         "state.db",
         "state.db-journal",
         "state.db.last-good",
-        "overrides.json",
         "dataplane",
         RECORD,
     ),

@@ -144,6 +144,17 @@ def kept_in(state_dir: Path) -> Kept:
     return Kept(store.services, [entry.revision for entry in store.history.entries], store.faults())
 
 
+def keep_overrides(state_dir: Path, *rows: tuple[str, str]) -> None:
+    """Put overrides into the database, as another version of vipd may have left them: the target and the text
+    of each."""
+    from vipd.sources.state import Connection, StateFile
+
+    def insert(database: Connection) -> None:
+        database.executemany("insert into override values (?, ?)", rows)
+
+    StateFile(state_dir / "state.db").change(insert, lambda _: None)
+
+
 def vipctl(
     arguments: Sequence[str], story: Callable[[SimulatedEtcd], Awaitable[object]] | None = None
 ) -> int:

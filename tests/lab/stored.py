@@ -17,3 +17,9 @@ def stored(state_dir: Path) -> str:
             rows = database.execute("select text from service order by rowid")
             specs = [json.loads(text) for (text,) in rows]
     return json.dumps({"apiVersion": "vipd/v1", "services": specs})
+
+
+def overrides(state_dir: Path) -> list[dict[str, object]]:
+    """The parts of overrides on disk, and the maintenance of the host; JSON objects."""
+    with closing(sqlite3.connect(state_dir / "state.db")) as database:
+        return [json.loads(text) for (text,) in database.execute("select text from override order by rowid")]

@@ -90,7 +90,7 @@ def knowledge(daemon: Daemon) -> dict[str, Any]:
         "unconfirmed": (history["confirmation"] or {}).get("revision"),
         "new flows": new_flows(daemon),
         "events": [event["id"] for event in daemon.get("events")["events"]],
-        "maintenance": maintenance["reason"],
+        "maintenance": maintenance["reason"] if maintenance else None,
         "dataplane": daemon.status()["dataplane"]["name"],
     }
 

@@ -70,11 +70,6 @@ def numbered(value: dict[str, Any]) -> dict[str, Any]:
     return {**value, "format": value["format"] + 1} if "format" in value else value
 
 
-def with_second_override_extended(value: dict[str, Any]) -> dict[str, Any]:
-    first, second = value["overrides"]
-    return {**value, "overrides": [first, extended(second)]}
-
-
 def declare_accepted(daemon: Daemon) -> None:
     """The files of declarations are those of the copies, newer keys too."""
     for copy in (daemon.state_dir / "accepted").iterdir():
@@ -96,16 +91,17 @@ def test_unknown_keys(lab: Lab) -> None:
     """They end the one service or override that has them, and nothing else."""
     daemon = daemon_on(lab)
     before = place(NEWEST, daemon)
-    for name in ("host-changes.json", "counters.json", "health.json", "names.json", "maintenance.json"):
+    for name in ("host-changes.json", "counters.json", "health.json", "names.json"):
         change(daemon, name, with_json(extended))
     for name in ("events.jsonl", "events.1.jsonl"):
         change(daemon, name, in_lines(extended))
     change(daemon, "etcd/snapshot", in_summed_lines(extended))
     in_named = re.compile(r"(name: named\n( +))")
     change(daemon, "shop.yaml", lambda text: in_named.sub(rf"\1{LATER}: 1\n\2", text))
-    extend = "update service set text = json_set(text, '$.LATER', 1) where name = 'api'"
-    in_database(daemon, extend.replace("LATER", LATER))
-    change(daemon, "overrides.json", with_json(with_second_override_extended))
+    extend = "update TABLE set text = json_set(text, '$.LATER', 1)".replace("LATER", LATER)
+    in_database(daemon, extend.replace("TABLE", "service") + " where name = 'api'")
+    orders = " where target = 'this host' or target like 'address %'"
+    in_database(daemon, extend.replace("TABLE", "override") + orders)
     declare_accepted(daemon)
     with daemon:
         after = knowledge(daemon)
@@ -118,7 +114,7 @@ def test_unknown_keys(lab: Lab) -> None:
         (freed,) = (each for each in before["backends"]["web"] if each.startswith(disabled["backend"]))
         before["backends"]["web"][freed] = after["backends"]["web"][freed]
         assert before.pop("maintenance")
-        assert after.pop("maintenance") == "its file cannot be read"
+        assert after.pop("maintenance") == "the stored one cannot be read"
         assert_known(before, after)
         assert after["backends"].keys() == before["backends"].keys()
         for name in set(VIPS) - {"named"}:
@@ -126,11 +122,17 @@ def test_unknown_keys(lab: Lab) -> None:
         assert not kept_aside(daemon)
         assert json.loads((daemon.state_dir / "host-changes.json").read_text())["sysctls"]
         status = daemon.vipctl("status", check=False).stdout
-        for what in ("shop.yaml:11: services[1]", "service api: ", "maintenance.json"):
+        for what in (
+            "shop.yaml:11: services[1]",
+            "service api: ",
+            "stored for this host",
+            "stored for address",
+        ):
             assert re.search(rf"{re.escape(what)}.*{LATER}", status), what
         assert "host-changes.json" not in status
-        assert re.search(rf"override 1.*{LATER}", daemon.log)
-        assert "overrides cannot be changed" in refused(daemon, "drain", "--address", lab.backends[0].ipv4)
+        daemon.vipctl("disable", "--address", disabled["backend"])
+        daemon.vipctl("host", "resume")
+        assert "stored for" not in daemon.vipctl("status", check=False).stdout
         daemon.vipctl("confirm")
         daemon.vipctl("add", f"{VIPS['web']}:81/tcp", "10.244.0.11:80", "--name", "api")
         assert "service api: " not in daemon.vipctl("status", check=False).stdout

@@ -20,8 +20,7 @@ from vipd.observe.events.recorder import Recorder
 from vipd.observe.flow_stats.collector import FlowStats
 from vipd.observe.metrics.scrape import Metrics
 from vipd.sources.base import Source
-from vipd.sources.maintenance_store import MaintenanceStore
-from vipd.sources.override_store import OverrideStore
+from vipd.sources.overrides import OverrideStore
 from vipd.sources.store import StoreSource
 
 if TYPE_CHECKING:
@@ -85,10 +84,8 @@ class ApiContext:
     """The fleet that this host belongs to; None: no etcd is configured."""
     metrics: Metrics | None = None
     """The metrics for Prometheus."""
-    maintenance: MaintenanceStore | None = None
-    """The maintenance of this host."""
     announcer: Announcer | None = None
-    """What this host announces beyond itself; there is one wherever there is `maintenance`."""
+    """What this host announces beyond itself."""
     default_store: str = "file"
     """The store for changes that name none: `file` or `etcd`."""
 

@@ -23,7 +23,7 @@ from vipd.host.systemd.fields import Event, fields
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Frontend
 from vipd.observe.announcement_views import announcements_view, maintenance_view
-from vipd.sources.maintenance_store import MaintenanceStore
+from vipd.sources.overrides import OverrideStore
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +36,7 @@ class HostRoutes:
     """Answers `/v1/maintenance` and `/v1/announcements`."""
 
     reconciler: Reconciler
-    store: MaintenanceStore
+    store: OverrideStore
     announcer: Announcer
     permission: Permission
 
@@ -55,7 +55,7 @@ class HostRoutes:
         """Every address that a service announces, and whether this host does."""
         faults: Mapping[str, str] = {by.value: why for by, why in self.announcer.faults.items()}
         lans = self.announcer.lans
-        return json_response(announcements_view(self.announcer.state, self.store.current, faults, lans))
+        return json_response(announcements_view(self.announcer.state, self.store.maintenance, faults, lans))
 
     async def ready(self, request: web.Request) -> web.Response:
         """Whether this host can serve a service, or one frontend of it, to clients elsewhere."""
@@ -65,12 +65,12 @@ class HostRoutes:
         why = progress.quarantined.get(service.name, "")
         if progress.is_pending(service.name, {f.key.family for f in forwardings}):
             why = progress.fault or "its rules are not in the kernel yet"
-        why = why or why_unready(_named(target, forwardings) or forwardings, self.store.current)
+        why = why or why_unready(_named(target, forwardings) or forwardings, self.store.maintenance)
         return json_response({"service": service.name, "ready": not why, "why": why})
 
     async def show(self, request: web.Request) -> web.Response:
         """The maintenance, and with `flows=1` the number of flows that this host forwards."""
-        view: Json = {"maintenance": maintenance_view(self.store.current)}
+        view: Json = {"maintenance": maintenance_view(self.store.maintenance)}
         if flag_of(request, "flows"):
             view["flows"] = await self._flows()
         return json_response(view)
@@ -79,13 +79,13 @@ class HostRoutes:
         """Begin maintenance, or change it: it is stored, then nothing is announced, then answered."""
         peer = self.permission.peer(request.transport)
         wanted = parse_maintenance(body, str(peer), self.reconciler.clock())
-        before = self.store.current
+        before = self.store.maintenance
         here = [key for key, found in self.announcer.state.addresses.items() if found.announced]
         changed = before is None or (before.reason, before.until) != (wanted.reason, wanted.until)
         applied, message = False, "dry run: nothing was changed"
         if not flag_of(request, "dry_run"):
             if changed:
-                self.store.put(wanted)
+                await self.store.set_maintenance(wanted)
                 extra = fields(Event.MAINTENANCE_BEGUN, cause=f"user {peer}", reason=str(wanted))
                 log.info("this host is %s, by %s", wanted, peer, extra=extra)
             applied, message = await self._announce()
@@ -95,15 +95,16 @@ class HostRoutes:
 
     async def end(self, request: web.Request) -> web.Response:
         """End maintenance; `was` tells what it was."""
-        peer, before = self.permission.peer(request.transport), self.store.current
+        peer, before = self.permission.peer(request.transport), self.store.maintenance
         applied, message = False, "dry run: nothing was changed"
         if not flag_of(request, "dry_run"):
             if before is not None:
-                self.store.clear()
+                await self.store.set_maintenance(None)
                 extra = fields(Event.MAINTENANCE_ENDED, cause=f"user {peer}", reason=f"was {before}")
                 log.info("the maintenance of this host is over, by %s", peer, extra=extra)
             applied, message = await self._announce()
-        answer = self._answer(before is not None, applied, message, maintenance_view(self.store.current), [])
+        now = maintenance_view(self.store.maintenance)
+        answer = self._answer(before is not None, applied, message, now, [])
         return json_response({**answer, "was": maintenance_view(before)})
 
     def _answer(

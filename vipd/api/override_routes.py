@@ -29,7 +29,7 @@ from vipd.declaration.operations import RefusedError
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.override import Override, Overrides, OverrideTarget, describe, merge_parts, to_json
 from vipd.model.service import Backend, Service
-from vipd.sources.override_store import OverrideStore
+from vipd.sources.overrides import OverrideStore
 
 if TYPE_CHECKING:
     from vipd.control.fleet_member import FleetMember

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from vipd.model.override import Override, Overrides, OverrideTarget
-from vipd.sources.override_store import OverrideStore
+from vipd.sources.overrides import OverrideStore
 
 if TYPE_CHECKING:
     from vipd.control.fleet_member import FleetMember
@@ -46,13 +46,13 @@ class HostScope:
         return self.store.overrides
 
     async def put(self, override: Override) -> str:
-        """On disk when this returns; it never waits."""
-        self.store.put(override)
+        """On disk when this returns."""
+        await self.store.put(override)
         return ""
 
     async def clear(self, targets: Collection[OverrideTarget]) -> str:
         """Like `put`."""
-        self.store.clear(*targets)
+        await self.store.clear(*targets)
         return ""
 
 

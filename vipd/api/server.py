@@ -89,9 +89,9 @@ def application(context: ApiContext, permission: Permission) -> web.Application:
 
 def _host_routes(context: ApiContext, permission: Permission) -> list[web.RouteDef]:
     """The routes about this host; none without what they show."""
-    if context.maintenance is None or context.announcer is None:
+    if context.announcer is None:
         return []
-    return HostRoutes(context.reconciler, context.maintenance, context.announcer, permission).routes()
+    return HostRoutes(context.reconciler, context.overrides, context.announcer, permission).routes()
 
 
 class _DaemonRoutes:

@@ -21,6 +21,7 @@ from vipd.dataplane.iptables.watch.repair_backoff import RepairBackoff
 from vipd.dataplane.iptables.watch.stream import ExternalChangeStream
 from vipd.host.systemd.fields import Event, fields
 from vipd.sources.files import SETTLE_SECONDS, FileSource
+from vipd.sources.overrides import OverrideStore
 from vipd.sources.store import StoreSource
 
 log = logging.getLogger(__name__)
@@ -125,17 +126,6 @@ class Expiring(Protocol):
         """End those whose time has come."""
 
 
-class EndedOverrides(Protocol):
-    """Overrides whose file may not yet record which of them have expired."""
-
-    @property
-    def unsaved(self) -> bool:
-        """Whether the file must be written."""
-
-    def save_expired(self) -> None:
-        """Write it. Raises StoreError."""
-
-
 class SlowStart(Protocol):
     """Shares, some of which grow with time."""
 
@@ -180,13 +170,13 @@ async def take_back_unconfirmed(store: StoreSource, reconciler: Reconciler) -> N
             reconciler.request_sync()
 
 
-async def save_ended_overrides(overrides: EndedOverrides, changed: asyncio.Event) -> None:
-    """Record in the file that overrides have expired; they expire without waiting for it. `changed`: set when
+async def save_ended_overrides(overrides: OverrideStore, changed: asyncio.Event) -> None:
+    """Record on disk that overrides have expired; they expire without waiting for it. `changed`: set when
     some may have expired. Raises StoreError; the record is then due again."""
     changed.clear()
     if not overrides.unsaved:
         await _set_within(changed, MAX_PAUSE_SECONDS)
-    overrides.save_expired()
+    await overrides.save_expired()
 
 
 async def advance_slow_start(shares: SlowStart, reconciler: Reconciler, changed: asyncio.Event) -> None:

@@ -193,7 +193,7 @@ async def _following_etcd(parts: Parts) -> AsyncIterator[None]:
 def health_listeners(parts: Parts) -> tuple[Listeners, ...]:
     """The listeners for health checks over TCP: the services' health ports, and `health_address`."""
     ports = HealthPorts(
-        parts.reconciler, parts.settings.node_addresses, lambda: parts.maintenance.current is not None
+        parts.reconciler, parts.settings.node_addresses, lambda: parts.overrides.maintenance is not None
     )
     parts.reconciler.observers.add(ports)
     place = parts.settings.health_socket_address()
@@ -255,7 +255,7 @@ def _warnings_of(
         *(notify.warnings() if notify else ()),
         *parts.fast_path.warnings(),
         *parts.host.faults(),
-        *parts.maintenance.faults(),
+        *parts.overrides.faults(),
         *(parts.lan.warnings() if parts.lan else without_etcd(parts.host)),
         *announcement_warnings(parts.announcer.state, parts.announcer.others_fault),
         *parts.supervisor.warnings,
@@ -297,7 +297,6 @@ def _api_context(parts: Parts, monitoring: Monitoring, recorder: Recorder, warni
         events=recorder,
         flow_stats=parts.flow_stats,
         fleet=parts.fleet,
-        maintenance=parts.maintenance,
         announcer=parts.announcer,
         default_store=settings.store,
         metrics=monitoring.metrics,

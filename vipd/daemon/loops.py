@@ -117,11 +117,8 @@ def loops(
 
 
 def _override_loops(parts: Parts, events: _Events) -> dict[str, Work]:
-    """Loops that end overrides when their time has come."""
-    expiring: dict[str, Expiring] = {
-        "ending overrides": parts.overrides,
-        "ending maintenance": parts.maintenance,
-    }
+    """Loops that end overrides, and maintenance of this host, when their time has come."""
+    expiring: dict[str, Expiring] = {"ending overrides": parts.overrides}
     if parts.fleet:
         expiring["ending overrides of the fleet"] = parts.fleet.overrides
     return {
@@ -130,9 +127,6 @@ def _override_loops(parts: Parts, events: _Events) -> dict[str, Work]:
             for name, overrides in expiring.items()
         },
         "saving ended overrides": partial(save_ended_overrides, parts.overrides, events.after_overrides()),
-        "saving ended maintenance": partial(
-            save_ended_overrides, parts.maintenance, events.after_overrides()
-        ),
     }
 
 

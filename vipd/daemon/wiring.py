@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import socket
 import time
 from dataclasses import dataclass
@@ -39,7 +38,6 @@ from vipd.host.observer import Observers
 from vipd.host.process import TIMEOUT_SECONDS
 from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import Supervisor
-from vipd.host.systemd.fields import Event, fields
 from vipd.host.worker import Worker
 from vipd.model.service import AnnounceMethod
 from vipd.observe.flow_stats.collector import FlowStats
@@ -49,9 +47,7 @@ from vipd.resolver.remote import RemoteLookup
 from vipd.resolver.resolver import Resolver, ResolverOptions
 from vipd.sources.base import Source
 from vipd.sources.files import FileSource
-from vipd.sources.maintenance_store import FILE_NAME as MAINTENANCE_FILE
-from vipd.sources.maintenance_store import MaintenanceStore
-from vipd.sources.override_store import OverrideStore
+from vipd.sources.overrides import OverrideStore
 from vipd.sources.state import FILE_NAME as STATE_FILE
 from vipd.sources.state import StoreError
 from vipd.sources.store import StoreSource
@@ -59,8 +55,6 @@ from vipd.sources.store import StoreSource
 if TYPE_CHECKING:
     from vipd.control.fleet_member import FleetMember
     from vipd.control.lan_announcer import LanAnnouncer
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +65,6 @@ class Parts:
     files: FileSource
     store: StoreSource
     overrides: OverrideStore
-    maintenance: MaintenanceStore
     announcer: Announcer
     lan: LanAnnouncer | None
     fleet: FleetMember | None
@@ -101,7 +94,7 @@ class Parts:
         await asyncio.to_thread(self.files.scan)
         async with self.store.change_lock:
             await asyncio.to_thread(self.store.reload)
-        self.overrides.reload()
+        await self.overrides.reload()
 
 
 def sources(settings: Settings, repair: bool = True) -> tuple[FileSource, StoreSource]:
@@ -123,9 +116,8 @@ async def wire(
     with contextlib.suppress(StoreError):  # a loop tries again, and says why
         store.save_taken_back()
     await asyncio.to_thread(files.scan)
-    overrides = _overrides(settings, observers)
-    maintenance = MaintenanceStore(settings.state_dir / MAINTENANCE_FILE, now, observers)
-    maintenance.load()
+    overrides = OverrideStore(store.file, now, observers)
+    overrides.load()
     fleet = await _fleet(settings, observers)
 
     worker = Worker()
@@ -169,12 +161,12 @@ async def wire(
         settings,
         drivers,
         Reconciled(reconciler.progress, host.announcing),
-        lambda: maintenance.current,
+        lambda: overrides.maintenance,
         fleet.announced_elsewhere if fleet else None,
     )
     observers.add(announcer)
     if fleet:
-        fleet.report_announcements(lambda: announcer.state, lambda: maintenance.current)
+        fleet.report_announcements(lambda: announcer.state, lambda: overrides.maintenance)
     flow_stats = FlowStats.of(
         dataplane.counter,
         reconciler,
@@ -186,7 +178,6 @@ async def wire(
         files=files,
         store=store,
         overrides=overrides,
-        maintenance=maintenance,
         announcer=announcer,
         lan=lan,
         fleet=fleet,
@@ -231,15 +222,6 @@ async def _resolver(settings: Settings, observers: Observers, worker: Worker) ->
     resolver = Resolver(options, observers, RemoteLookup(worker))
     await asyncio.to_thread(resolver.load)
     return resolver
-
-
-def _overrides(settings: Settings, observers: Observers) -> OverrideStore:
-    """The overrides of this host, loaded; logs the problems of their file."""
-    overrides = OverrideStore(settings.state_dir / "overrides.json", now, observers)
-    overrides.load()
-    for fault in overrides.faults():
-        log.error("%s", fault, extra=fields(Event.SOURCE_FAILED))
-    return overrides
 
 
 async def _fleet(settings: Settings, observers: Observers) -> FleetMember | None:

@@ -238,20 +238,3 @@ def _time(value: object) -> datetime:
         return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
     except OverflowError:
         raise MalformedOverrideError(f"{value!r} is not a time") from None
-
-
-def to_document(overrides: Overrides) -> dict[str, object]:
-    """All overrides as JSON types. A version without parts reads `overrides` alone, one override for each
-    target: it holds the weight beside the state, unless the weight expires earlier, and ends both
-    together."""
-    items: list[Override] = []
-    apart: list[Override] = []
-    for state, weight in _pairs(overrides):
-        if not (state and weight) or _merged(state, weight):
-            items += merge_parts(by_part(part for part in (state, weight) if part))
-            continue
-        outlives = weight.until is None or (state.until is not None and weight.until >= state.until)
-        items.append(replace(state, weight=weight.weight) if outlives else state)
-        apart.append(weight)
-    found: dict[str, object] = {"overrides": [to_json(item) for item in items]}
-    return {**found, "weights": [to_json(weight) for weight in apart]} if apart else found

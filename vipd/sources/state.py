@@ -60,8 +60,9 @@ create table change (revision integer primary key, first integer not null, at te
 create table changed (revision integer not null references change on delete cascade, name text not null,
                       before text, after text, unique (revision, name));
 create table service (name text primary key, text text not null);
+create table override (target text not null, text text not null);
 """
-"""A service's text is its item of a declaration, as JSON. `change.first` is that of `history.Entry`,
+"""Texts are JSON: of a service, its item of a declaration. `change.first` is that of `history.Entry`,
 `change.size` that of its texts. `application_id` is another number after each change, by which the copy is
 known to have it; it stands in the page that each change writes anyway."""
 

@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 STORE_UNIT = "cli"
 OLD_NAME = "services.yaml"
 """The file of versions before the database."""
-NOT_READ = (f"{OLD_NAME}.last-good", "history.jsonl")
+NOT_READ = (f"{OLD_NAME}.last-good", "history.jsonl", "overrides.json", "maintenance.json")
 """Others of them."""
 MAX_FAULTS = 10
 """Services that are named, of those that cannot be read."""
@@ -68,7 +68,9 @@ class StoreSource:
     def __init__(self, path: Path, clocks: Clocks | None = None, repair: bool = True) -> None:
         """`repair`: whether to mend a damaged file, and take an old one over; a tool that only looks does
         not."""
-        self._file, self._clocks, self._owns = StateFile(path, repair), clocks or Clocks(), repair
+        self._clocks, self._owns = clocks or Clocks(), repair
+        self.file = StateFile(path, repair)
+        """The database, in which overrides and maintenance are, too."""
         self._services: Mapping[str, Service] = {}
         self._size = 0
         """Endpoints of all of them."""
@@ -93,7 +95,7 @@ class StoreSource:
     @property
     def location(self) -> str:
         """The database."""
-        return str(self._file.path)
+        return str(self.file.path)
 
     @property
     def services(self) -> Mapping[str, Service]:
@@ -103,7 +105,7 @@ class StoreSource:
     @property
     def history(self) -> History:
         """The newest changes."""
-        return History(self._entries, self.location, self._file.fault, confirmation=self._confirmation)
+        return History(self._entries, self.location, self.file.fault, confirmation=self._confirmation)
 
     @property
     def unsaved(self) -> bool:
@@ -113,31 +115,31 @@ class StoreSource:
     @property
     def has_good_copy(self) -> bool:
         """Whether the database cannot be used, and its copy serves."""
-        return self._file.reads_copy
+        return self.file.reads_copy
 
     def load(self) -> None:
         """Read the database. One that cannot be used is reported; the last good copy serves."""
-        self._file.open()
+        self.file.open()
         self._entries, self._confirmation, self._before, self._taken_back = (), None, {}, None
         self._unread, self._old_fault = {}, ""
         self._set_services({})
         try:
-            services, self._unread = _readable(self._file.read(_stored_texts) or {})
+            services, self._unread = _readable(self.file.read(_stored_texts) or {})
             self._set_services(services)
-            self._entries, confirmation = self._file.read(_history) or ((), None)
+            self._entries, confirmation = self.file.read(_history) or ((), None)
             if confirmation:
                 self._confirmation = confirmation.in_this_boot(self._clocks)
                 self._before = self.services_at(confirmation.revision - 1)
         except StoreError as error:
-            self._file.fault = self._file.fault or str(error)
+            self.file.fault = self.file.fault or str(error)
         if self._owns:
             self._log_what_is_not_read()
-        if not self._entries and not self._file.fault:
+        if not self._entries and not self.file.fault:
             self._take_over()
 
     def _take_over(self) -> None:
         """Make the services of the file of earlier versions the first change, once."""
-        path = self._file.path.with_name(OLD_NAME)
+        path = self.file.path.with_name(OLD_NAME)
         try:
             # The first versions wrote characters beyond 16 bits as pairs, which YAML does not know.
             text = join_surrogate_pairs(read_own(path, limits.FILE_BYTES).decode("utf-8"))
@@ -162,7 +164,7 @@ class StoreSource:
         self._set_services(services)
 
     def _log_what_is_not_read(self) -> None:
-        directory = self._file.path.parent
+        directory = self.file.path.parent
         names = (OLD_NAME, *NOT_READ) if self._entries else NOT_READ
         if left := [name for name in names if (directory / name).exists()]:
             text = "%s of %s: of an earlier version, and not read; hint: remove it"
@@ -210,7 +212,7 @@ class StoreSource:
             self._restore(database, entry.revision)
             database.execute(_CONFIRM)
 
-        self._entries, _ = self._file.change(confirm, _history)
+        self._entries, _ = self.file.change(confirm, _history)
         self._confirmation, self._before = None, {}
         return entry
 
@@ -274,7 +276,7 @@ class StoreSource:
     def changes_in(self, entry: Entry) -> list[tuple[str, Service | None, Service | None]]:
         """Each service of an entry, before and after it. Raises StoreError."""
         query = "select name, before, after from changed where revision = ? order by rowid"
-        rows = self._file.read(lambda database: database.execute(query, (entry.revision,)).fetchall()) or []
+        rows = self.file.read(lambda database: database.execute(query, (entry.revision,)).fetchall()) or []
         befores = _services_of({name: before for name, before, _ in rows})
         afters = _services_of({name: after for name, _, after in rows})
         return [(name, befores[name], afters[name]) for name, _, _ in rows]
@@ -290,7 +292,7 @@ class StoreSource:
 
     def faults(self) -> tuple[str, ...]:
         """Why the database, or a service in it, cannot be used; what became of a damaged one."""
-        faults = [*filter(None, (self._file.fault, self._file.damage, self._old_fault))]
+        faults = [*filter(None, (self.file.fault, self.file.damage, self._old_fault))]
         unread = list(self._unread.values())
         if len(unread) > MAX_FAULTS:
             unread[MAX_FAULTS:] = [f"{len(unread) - MAX_FAULTS} more services that vipctl added do not serve"]
@@ -324,7 +326,7 @@ class StoreSource:
     def _texts_at(self, revision: int) -> Texts:
         """The texts that the services changed since then had at that revision. Raises StoreError."""
         query = "select name, before from changed where revision > ? order by revision desc"
-        return dict(self._file.read(lambda database: database.execute(query, (revision,)).fetchall()) or [])
+        return dict(self.file.read(lambda database: database.execute(query, (revision,)).fetchall()) or [])
 
     def _record(self, entry: Entry, texts: Texts, confirmation: Confirmation | None) -> None:
         """Store these texts, and an entry of it. Raises StoreError; then nothing has changed."""
@@ -334,7 +336,7 @@ class StoreSource:
             _store(database, entry, texts, confirmation)
             _drop_oldest(database)
 
-        self._entries, self._confirmation = self._file.change(record, _history)
+        self._entries, self._confirmation = self.file.change(record, _history)
         self._unread = {name: fault for name, fault in self._unread.items() if name not in texts}
 
     def _restore(self, database: Connection, newest: int) -> None:

@@ -189,7 +189,7 @@ class Walk:
 
     async def disk(self) -> None:
         """The file cannot be written while there is a directory in its place."""
-        path = self.vipd.state_dir / "overrides.json"
+        path = self.vipd.state_dir / "state.db"
         kept = path.with_name("kept")
         if self.full:
             path.rmdir()

@@ -205,7 +205,7 @@ def _files() -> tuple[Block, ...]:
         ),
         entry(
             "`/var/lib/vipd/state.db`",
-            "What `vipctl` added, and its changes, for `history`, `rollback` and `confirm`.",
+            "What `vipctl` added; its changes, for `history`, `rollback`, `confirm`; overrides; maintenance.",
         ),
         entry("`/var/lib/vipd/host-changes.json`", "What the daemon did to this host, for `cleanup`."),
     )

@@ -133,7 +133,7 @@ def _files() -> tuple[Block, ...]:
         entry("`/run/vipd/vipd.sock`", "The UNIX socket of the API, which `vipctl` uses."),
         entry(
             "`/var/lib/vipd/state.db`",
-            "What `vipctl` added, for the next start, and the history of its changes.",
+            "What `vipctl` added, for the next start; the history of its changes; overrides; maintenance.",
         ),
         entry(
             "`/var/lib/vipd/state.db.last-good`",
