@@ -22,6 +22,11 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 NEWEST = folders()[-1]
 LATER = "of_a_later_version"
+EXTENDING = (
+    "update service set text = json_set(text, '$.of_a_later_version', 1) where name = 'api'",
+    "update override set text = json_set(text, '$.of_a_later_version', 1) where target like 'address %'",
+    "update override set text = json_set(text, '$.of_a_later_version', 1) where target = 'this host'",
+)
 
 
 @pytest.fixture
@@ -39,11 +44,12 @@ def change(daemon: Daemon, name: str, new: Callable[[str], str]) -> None:
     assert path.read_text() != before
 
 
-def in_database(daemon: Daemon, statement: str) -> None:
+def in_database(daemon: Daemon, *statements: str) -> None:
     """Change the database, and its copy."""
     for name in ("state.db", "state.db.last-good"):
         with closing(sqlite3.connect(daemon.state_dir / name, isolation_level=None)) as database:
-            database.execute(statement)
+            for statement in statements:
+                database.execute(statement)
 
 
 def with_json(new: Callable[[Any], Any]) -> Callable[[str], str]:
@@ -98,10 +104,7 @@ def test_unknown_keys(lab: Lab) -> None:
     change(daemon, "etcd/snapshot", in_summed_lines(extended))
     in_named = re.compile(r"(name: named\n( +))")
     change(daemon, "shop.yaml", lambda text: in_named.sub(rf"\1{LATER}: 1\n\2", text))
-    extend = "update TABLE set text = json_set(text, '$.LATER', 1)".replace("LATER", LATER)
-    in_database(daemon, extend.replace("TABLE", "service") + " where name = 'api'")
-    orders = " where target = 'this host' or target like 'address %'"
-    in_database(daemon, extend.replace("TABLE", "override") + orders)
+    in_database(daemon, *EXTENDING)
     declare_accepted(daemon)
     with daemon:
         after = knowledge(daemon)
