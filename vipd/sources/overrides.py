@@ -218,8 +218,10 @@ class OverrideStore:
             raise StoreError(f"these overrides read back as others; nothing has changed; {PLEASE_REPORT}")
 
         def save(database: Connection) -> None:
-            database.execute("delete from override")
-            database.executemany("insert into override values (?, ?)", rows)
+            stored, wanted = dict.fromkeys(_stored_rows(database)), dict.fromkeys(rows)
+            gone, new = stored.keys() - wanted.keys(), [row for row in wanted if row not in stored]
+            database.executemany("delete from override where target = ? and text = ?", gone)
+            database.executemany("insert into override values (?, ?)", new)
 
         self._file.change(save, lambda _: None)
 
