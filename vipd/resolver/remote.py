@@ -13,7 +13,7 @@ from vipd.host.worker import Worker
 from vipd.model.service import Family, NameKind
 from vipd.model.text import shortened
 from vipd.resolver.answers import LookupResult, NameState, Part, Question, Target
-from vipd.resolver.lookup import LONGEST, LookupThreads, ServerOptions
+from vipd.resolver.lookup import LONGEST, ServerOptions, look_up
 from vipd.resolver.saved_answers import GARBAGE, read_target
 
 log = logging.getLogger(__name__)
@@ -26,29 +26,28 @@ _MOST_REASON = 500
 class RemoteLookup:
     """Has the worker look a name up."""
 
-    def __init__(self, worker: Worker) -> None:
-        self._worker = worker
+    def __init__(self, worker: Worker, options: ServerOptions, most: int) -> None:
+        """`most`: addresses that an answer may have."""
+        self._worker, self._options, self._most = worker, options, most
 
     async def __call__(
-        self,
-        question: Question,
-        families: Collection[Family],
-        options: ServerOptions,
-        known: NameState,
-        most: int,
+        self, question: Question, families: Collection[Family], known: NameState
     ) -> LookupResult:
-        """As `lookup.look_up`. Raises ValueError if the worker's answer is none."""
-        asked = _Asked(most)
-        request = _request(question, families, options, known, most)
-        number = self._worker.ask("lookup", request, asked, LONGEST * options.timeout)
+        """As `lookup.look_up`."""
+        options = self._options
+        servers = [options.servers, options.timeout, str(options.resolv_conf)]
+        serving = [known.serving, list(known.trial)]
+        client = _Client(self._most)
+        request = [question, list(families), servers, serving, self._most]
+        number = self._worker.ask("lookup", request, client, LONGEST * options.timeout)
         try:
-            return await asked.result
+            return await client.result
         finally:
             self._worker.cancel(number)
 
 
-class _Asked:
-    """A lookup that the worker was asked for."""
+class _Client:
+    """Waits for the worker's result."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -66,52 +65,26 @@ class _Asked:
             self.result.set_result(LookupResult(fault=why))
 
 
-class LookupServer:
-    """Looks names up in the worker."""
+def start_lookup(request: list[Any], done: Callable[[list[Any]], None]) -> asyncio.Task[None]:
+    """Begin what a request asks for, in the worker."""
+    return asyncio.create_task(_answer(request, done), name="look up")
 
-    def __init__(self) -> None:
-        self._look_up = LookupThreads()
 
-    def start(self, request: list[Any], done: Callable[[list[Any]], None]) -> asyncio.Task[None]:
-        """Begin a lookup."""
-        return asyncio.create_task(self._answer(request, done), name="look up")
-
-    async def _answer(self, request: list[Any], done: Callable[[list[Any]], None]) -> None:
-        try:
-            result = await self._result(*request)
-        except Exception as error:  # a fault of this name alone
-            log.exception("looking up %s fails", request[1])
-            result = LookupResult(fault=internal_error(error, f"looking up {request[1]}"))
-        done(written_result(result))
-
-    async def _result(self, *request: Any) -> LookupResult:
-        kind, name, families, (servers, timeout, resolv_conf), (serving, trial), most = request
-        known = NameState(
-            tuple(Target(*target) for target in serving), trial=dict.fromkeys(map(tuple, trial), 0.0)
+async def _answer(request: list[Any], done: Callable[[list[Any]], None]) -> None:
+    (kind, name), families, (servers, timeout, resolv_conf), (serving, trial), most = request
+    known = NameState(
+        tuple(Target(*target) for target in serving), trial=dict.fromkeys(map(tuple, trial), 0.0)
+    )
+    options = ServerOptions(tuple(map(tuple, servers)), timeout, Path(resolv_conf))
+    try:
+        result = await look_up(
+            Question(NameKind(kind), name), [Family(family) for family in families], options, known, most
         )
-        options = ServerOptions(tuple(map(tuple, servers)), timeout, Path(resolv_conf))
-        wanted = [Family(family) for family in families]
-        return await self._look_up(Question(NameKind(kind), name), wanted, options, known, most)
-
-
-def _request(
-    question: Question, families: Collection[Family], options: ServerOptions, known: NameState, most: int
-) -> list[Any]:
-    servers = [options.servers, options.timeout, str(options.resolv_conf)]
-    return [
-        question.kind.value,
-        question.name,
-        [family.value for family in families],
-        servers,
-        [known.serving, list(known.trial)],
-        most,
-    ]
-
-
-def written_result(result: LookupResult) -> list[Any]:
-    """A result as an answer."""
+    except Exception as error:  # a fault of this name alone
+        log.exception("looking up %s fails", name)
+        result = LookupResult(fault=internal_error(error, f"looking up {name}"))
     failed = [[part.host, part.family.value, why] for part, why in result.failed.items()]
-    return [result.targets, result.ttl, result.fault, failed, result.left_out]
+    done([result.targets, result.ttl, result.fault, failed, result.left_out])
 
 
 def read_result(answer: Any, most: int) -> LookupResult:
@@ -124,7 +97,12 @@ def read_result(answer: Any, most: int) -> LookupResult:
             Part(shortened(host, 255), Family(family)): shortened(why, _MOST_REASON)
             for host, family, why in failed
         }
-        found = tuple(map(read_target, targets))
-        return LookupResult(found, float(ttl), shortened(fault, _MOST_REASON), parts, int(left_out))
+        return LookupResult(
+            tuple(map(read_target, targets)),
+            float(ttl),
+            shortened(fault, _MOST_REASON),
+            parts,
+            int(left_out),
+        )
     except GARBAGE:
         raise ValueError("no result of a lookup") from None
