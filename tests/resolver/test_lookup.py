@@ -361,6 +361,27 @@ def test_lookups_of_one_author_that_hang_delay_no_others(node: Node, server: Dns
         assert sum(bool(server.asked[name]) for name in hanging) < 50, "few are asked for at once"
 
 
+def test_names_without_an_answer_delay_no_name_of_their_author_that_has_one(
+    node: Node, server: DnsServer
+) -> None:
+    hanging = [f"hang{n}.internal" for n in range(200)]
+    server.replies = {
+        **{name: (lambda query: None) for name in hanging},
+        "a.internal": of_type(A=answering("A", "10.0.0.1")),
+    }
+    settings = {**PROMPT, "dns_servers": server.place, "dns_timeout": "30s", "dns_max_ttl": "1s"}
+    with Host(node, service(1, "dns:a.internal"), **settings) as host:
+        host.wait_until(lambda: host.endpoints("s1"), ["10.0.0.1:80"])
+        names = ", ".join(f"dns:{name}" for name in hanging)
+        host.write(
+            service(1, "dns:a.internal")
+            + f"  - {{name: hangs, address: 10.96.0.2, ports: 80, backends: [{names}]}}\n"
+        )
+        host.wait_until(lambda: sum(bool(server.asked[name]) for name in hanging) >= 20, True)
+        server.replies["a.internal"] = of_type(A=answering("A", "10.0.0.2"))
+        host.wait_until(lambda: host.endpoints("s1"), ["10.0.0.2:80"], 10)
+
+
 def test_the_hosts_own_name_servers_are_asked(node: Node, tmp_path: Path) -> None:
     """Without any, or with one that is none, there is a hint. What resolv.conf says of attempts and time is
     not followed."""

@@ -13,10 +13,13 @@ import contextlib
 import os
 import secrets
 import socket
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
 
+from vipd.declaration.dns_names import parse_dns_name
+from vipd.declaration.syntax import InvalidTextError
 from vipd.host.dns_message import HEADER, MalformedError, Record, Reply, encode_query, read_reply
 from vipd.host.resolv_conf import resolv_conf_servers
 from vipd.model.service import Family, NameKind, socket_text
@@ -34,8 +37,12 @@ HOSTS_AT_ONCE = 8
 """Targets of SRV records whose addresses are asked for at the same time."""
 _MOST_SHOWN = 3
 """Servers that a fault names."""
+_MOST_CANDIDATES = 4
+"""Of so many times the addresses that a name may have those are chosen that serve."""
 _MOST_ALIASES = 16
 _MOST_OTHERS = 100
+_READ_AHEAD = 4096
+"""Bytes of a connection, besides those that are waited for."""
 _TRUNCATED = 0x02
 """The bit TC, in the third byte of a message."""
 _TYPES = {Family.IPV4: "A", Family.IPV6: "AAAA"}
@@ -79,6 +86,7 @@ class _Addresses:
     addresses: list[str] = field(default_factory=list)
     ttls: list[float] = field(default_factory=list)
     failed: dict[Family, str] = field(default_factory=dict)
+    left_out: int = 0
 
 
 async def look_up(
@@ -109,39 +117,58 @@ async def _service_targets(
 ) -> LookupResult:
     """The targets of SRV records, with their addresses."""
     records = await client.ask(name, "SRV")
-    serving = {target.host for target in known.established}
     hosts: dict[str, list[tuple[int, int, int]]] = {}
     for text in records.texts:
         priority, weight, port, host = text.split(" ", 3)
-        # A target of "." says that there is no such service (RFC 2782); port 0 is none.
-        if host != "." and port != "0":
-            hosts.setdefault(host.lower(), []).append((int(port), int(priority), int(weight)))
-    order = sorted(hosts, key=lambda host: (host not in serving, min(r[1] for r in hosts[host]), host))
-    ttls, targets, failed = [records.ttl], list[Target](), dict[Part, str]()
-    asked = order[: client.most]
-    for host, result in zip(asked, await _addresses_of_hosts(client, asked, families), strict=True):
-        failed.update({Part(host, family): f"{host}: {why}" for family, why in result.failed.items()})
-        ttls += result.ttls
-        targets += [Target(address, *record, host) for address in result.addresses for record in hosts[host]]
+        # A target of "." says that there is no such service (RFC 2782), as does port 0.
+        with contextlib.suppress(InvalidTextError):
+            if port != "0":
+                hosts.setdefault(parse_dns_name(host), []).append((int(port), int(priority), int(weight)))
+    serving = {(target.host, target.address) for target in known.serving}
+    established = {target.host for target in known.established}
+    order = sorted(hosts, key=lambda host: (host not in established, min(r[1] for r in hosts[host]), host))
+    results = await _addresses_of_hosts(client, order[: client.most], families, serving)
+
+    def candidates() -> Iterator[Target]:
+        for serves in (True, False):
+            for host, result in results.items():
+                for address in result.addresses:
+                    if ((host, address) in serving) is serves:
+                        yield from (Target(address, *record, host) for record in hosts[host])
+
+    targets = list(islice(candidates(), _MOST_CANDIDATES * client.most))
     kept, left_out = limited(targets, known, client.most)
-    return LookupResult(tuple(kept), min(ttls), failed=failed, left_out=left_out + len(order) - len(asked))
+    number = sum((len(r.addresses) + r.left_out) * len(hosts[host]) for host, r in results.items())
+    return LookupResult(
+        tuple(kept),
+        min([records.ttl, *(ttl for result in results.values() for ttl in result.ttls)]),
+        failed={Part(h, f): f"{h}: {why}" for h, r in results.items() for f, why in r.failed.items()},
+        left_out=left_out + number - len(targets) + len(order) - len(results),
+    )
 
 
 async def _addresses_of_hosts(
-    client: _Client, hosts: Sequence[str], families: Collection[Family]
-) -> list[_Addresses]:
-    """The addresses of each host, in the time of two questions."""
-    slots = asyncio.Semaphore(HOSTS_AT_ONCE)
+    client: _Client, hosts: Sequence[str], families: Collection[Family], serving: Container[tuple[str, str]]
+) -> dict[str, _Addresses]:
+    """The addresses of each host, in the time of two questions. Those that serve, and so many others that
+    hundreds of answers take little memory."""
+    slots, room = asyncio.Semaphore(HOSTS_AT_ONCE), _MOST_CANDIDATES * client.most
     deadline = asyncio.get_running_loop().time() + (LONGEST - 1) * client.timeout
 
     async def addresses(host: str) -> _Addresses:
+        nonlocal room
         try:
             async with asyncio.timeout_at(deadline), slots:
-                return await _addresses(client, host, families)
+                result = await _addresses(client, host, families)
         except TimeoutError:
             return _Addresses(failed=dict.fromkeys(families, "the lookup took too long"))
+        first = [address for address in result.addresses if (host, address) in serving]
+        others = [address for address in result.addresses if (host, address) not in serving]
+        kept = others[: max(0, room)]
+        room -= len(kept)
+        return replace(result, addresses=first + kept, left_out=len(others) - len(kept))
 
-    return await asyncio.gather(*map(addresses, hosts))
+    return dict(zip(hosts, await asyncio.gather(*map(addresses, hosts)), strict=True))
 
 
 async def _addresses(client: _Client, name: str, families: Collection[Family]) -> _Addresses:
@@ -222,7 +249,7 @@ class _Client:
         return reply
 
     async def _reply_by_tcp(self, server: Server, query: bytes) -> Reply:
-        reader, writer = await asyncio.open_connection(*server)
+        reader, writer = await asyncio.open_connection(*server, limit=_READ_AHEAD)
         try:
             writer.write(len(query).to_bytes(2, "big") + query)
             size = int.from_bytes(await reader.readexactly(2), "big")

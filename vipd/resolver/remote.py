@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 _MOST_SECONDS = 2.0**32
 """A TTL has 32 bits."""
 _MOST_REASON = 500
+_MOST_LEFT_OUT = 2**16
 
 
 class RemoteLookup:
@@ -84,14 +85,14 @@ async def _answer(request: list[Any], done: Callable[[list[Any]], None]) -> None
         log.exception("looking up %s fails", name)
         result = LookupResult(fault=internal_error(error, f"looking up {name}"))
     failed = [[part.host, part.family.value, why] for part, why in result.failed.items()]
-    done([result.targets, result.ttl, result.fault, failed, result.left_out])
+    done([result.targets, result.ttl, result.fault, failed, min(result.left_out, _MOST_LEFT_OUT)])
 
 
 def read_result(answer: Any, most: int) -> LookupResult:
     """The result in an answer, which may be anything, of at most `most` targets. Raises ValueError."""
     try:
         targets, ttl, fault, failed, left_out = answer
-        if len(targets) > most or not 0 <= ttl < _MOST_SECONDS or not 0 <= left_out <= 2**16:
+        if len(targets) > most or not 0 <= ttl < _MOST_SECONDS or not 0 <= left_out <= _MOST_LEFT_OUT:
             raise ValueError
         parts = {
             Part(shortened(host, 255), Family(family)): shortened(why, _MOST_REASON)
