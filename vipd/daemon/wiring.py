@@ -45,8 +45,8 @@ from vipd.model.service import AnnounceMethod
 from vipd.observe.flow_stats.collector import FlowStats
 from vipd.resolver.answers import AnswerLimits
 from vipd.resolver.lookup import ServerOptions
-from vipd.resolver.remote import RemoteLookup
 from vipd.resolver.resolver import Resolver, ResolverOptions
+from vipd.resolver.worker_lookups import RemoteLookup
 from vipd.sources.base import Source
 from vipd.sources.files import FileSource
 from vipd.sources.maintenance_store import FILE_NAME as MAINTENANCE_FILE

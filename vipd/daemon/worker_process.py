@@ -29,7 +29,7 @@ from vipd.host.descriptors import raise_limit
 from vipd.host.gc_control import freeze_objects, return_freed_memory, use_one_heap
 from vipd.host.systemd.journal import LineFormatter
 from vipd.host.worker import Channel
-from vipd.resolver.remote import start_lookup
+from vipd.resolver.worker_lookups import start_lookup
 
 log = logging.getLogger(__name__)
 

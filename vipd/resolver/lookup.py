@@ -1,9 +1,10 @@
 """One lookup: asks the name servers for a name's addresses, or for its SRV records and the addresses of their
 targets.
 
-The worker process does it (`remote.py`), on the event loop by which it checks backends: what is read of an
-answer is bounded, so that each takes a few milliseconds at most. A server that fails is asked no more, one
-that does not answer is asked again after the others; what is no answer to the own question is passed over.
+The worker process does it (`worker_lookups.py`), on the event loop by which it checks backends: what is read
+of an answer is bounded, so that each takes a few milliseconds at most. A server that fails is asked no more,
+one that does not answer is asked again after the others; what is no answer to the own question is passed
+over.
 """
 
 from __future__ import annotations
@@ -117,13 +118,7 @@ async def _service_targets(
 ) -> LookupResult:
     """The targets of SRV records, with their addresses."""
     records = await client.ask(name, "SRV")
-    hosts: dict[str, list[tuple[int, int, int]]] = {}
-    for text in records.texts:
-        priority, weight, port, host = text.split(" ", 3)
-        # A target of "." says that there is no such service (RFC 2782), as does port 0.
-        with contextlib.suppress(InvalidTextError):
-            if port != "0":
-                hosts.setdefault(parse_dns_name(host), []).append((int(port), int(priority), int(weight)))
+    hosts = _hosts(records)
     serving = {(target.host, target.address) for target in known.serving}
     established = {target.host for target in known.established}
     order = sorted(hosts, key=lambda host: (host not in established, min(r[1] for r in hosts[host]), host))
@@ -145,6 +140,18 @@ async def _service_targets(
         failed={Part(h, f): f"{h}: {why}" for h, r in results.items() for f, why in r.failed.items()},
         left_out=left_out + number - len(targets) + len(order) - len(results),
     )
+
+
+def _hosts(records: _Records) -> dict[str, list[tuple[int, int, int]]]:
+    """The targets of SRV records, each with ports, priorities and weights."""
+    hosts: dict[str, list[tuple[int, int, int]]] = {}
+    for text in records.texts:
+        priority, weight, port, host = text.split(" ", 3)
+        # A target of "." says that there is no such service (RFC 2782), as does port 0.
+        with contextlib.suppress(InvalidTextError):
+            if port != "0":
+                hosts.setdefault(parse_dns_name(host), []).append((int(port), int(priority), int(weight)))
+    return hosts
 
 
 async def _addresses_of_hosts(
