@@ -14,7 +14,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 EFFECTS = frozenset({"asyncio", "subprocess", "socket", "os", "time", "random", "logging"})
-WITHOUT_EFFECTS = frozenset({"socket.AF_INET", "socket.AF_INET6", "socket.inet_pton"})
+WITHOUT_EFFECTS = frozenset({"socket.AF_INET", "socket.AF_INET6", "socket.inet_pton", "socket.inet_ntop"})
 """What the pure core may import of these modules: it only computes."""
 ORDER = (
     "model",
@@ -35,12 +35,12 @@ ORDER = (
 CORE = (
     "vipd.model",
     "vipd.declaration",
+    "vipd.host.dns_message",
     "vipd.health.state",
     "vipd.health.flapping",
     "vipd.health.weights",
     "vipd.health.result",
     "vipd.resolver.answers",
-    "vipd.resolver.backends",
     "vipd.sources.removal_guard",
     "vipd.sources.etcd.values",
     "vipd.dataplane.options",

@@ -569,7 +569,7 @@ def _doubles(vipd: Vipd) -> dict[str, object]:
         "vipd.control.host.HostChecks": _HostChecks,
         "vipd.control.host.HostReader": lambda *_: _HostReader(vipd.facts),
         "vipd.daemon.wiring.AnnouncedRoutes": lambda *_: _Announced(vipd),
-        "vipd.daemon.wiring.RemoteLookup": lambda _: _Names(vipd.names),
+        "vipd.daemon.wiring.RemoteLookup": lambda *_: _Names(vipd.names),
         "vipd.dataplane.conntrack.scheduler.clean": no_flows,
         "vipd.control.connection_balancer.TRACKED": vipd.root / "tracked",
         "vipd.dataplane.conntrack.live_counts._read": live_flows,

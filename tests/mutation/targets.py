@@ -154,7 +154,7 @@ TARGETS = (
     ),
     Target(
         "names",
-        (*_in("vipd/resolver", "answers", "backends", "saved_answers"), "vipd/control/named_backends.py"),
+        (*_in("vipd/resolver", "answers", "saved_answers"), "vipd/control/named_backends.py"),
         _tests(
             "resolver/test_answers control/test_named_backends resolver/test_resolver "
             "declaration/test_dns_names"

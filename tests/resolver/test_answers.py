@@ -10,10 +10,10 @@ from vipd.resolver.answers import (
     Part,
     Target,
     apply_result,
+    backends_of,
     limited,
     without_useless,
 )
-from vipd.resolver.backends import backends_of
 
 LIMITS = AnswerLimits(min_ttl=5, max_ttl=300, hold=30, max_targets=10)
 BOTH = (Family.IPV4, Family.IPV6)

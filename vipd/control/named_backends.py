@@ -20,8 +20,7 @@ from vipd.declaration.syntax import resolved_address_fault
 from vipd.model import limits
 from vipd.model.claim_limits import SOURCES
 from vipd.model.service import Backend, Frontend, NamedBackend, Service, family_of
-from vipd.resolver.answers import Question, Target
-from vipd.resolver.backends import backends_of
+from vipd.resolver.answers import Question, Target, backends_of
 
 Answers = Mapping[Question, tuple[Target, ...]]
 """What serves, by question. Unchanged values are the same object."""

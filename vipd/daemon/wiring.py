@@ -43,8 +43,8 @@ from vipd.model.service import AnnounceMethod
 from vipd.observe.flow_stats.collector import FlowStats
 from vipd.resolver.answers import AnswerLimits
 from vipd.resolver.lookup import ServerOptions
-from vipd.resolver.remote import RemoteLookup
 from vipd.resolver.resolver import Resolver, ResolverOptions
+from vipd.resolver.worker_lookups import RemoteLookup
 from vipd.sources.base import Source
 from vipd.sources.files import FileSource
 from vipd.sources.overrides import OverrideStore
@@ -210,16 +210,13 @@ def _open_writing(own: OwnProcesses) -> socket.socket:
 
 async def _resolver(settings: Settings, observers: Observers, worker: Worker) -> Resolver:
     """The resolver of backends' names, with the answers of an earlier run."""
-    servers = [parse_frontend(place) for place in settings.dns_servers]
-    options = ResolverOptions(
-        ServerOptions(tuple((s.address, s.port) for s in servers), settings.dns_timeout),
-        AnswerLimits(
-            settings.dns_min_ttl, settings.dns_max_ttl, settings.dns_hold, settings.dns_max_addresses
-        ),
-        settings.dns_max_names,
-        settings.state_dir / "names.json",
+    servers = tuple((s.address, s.port) for s in map(parse_frontend, settings.dns_servers))
+    limits = AnswerLimits(
+        settings.dns_min_ttl, settings.dns_max_ttl, settings.dns_hold, settings.dns_max_addresses
     )
-    resolver = Resolver(options, observers, RemoteLookup(worker))
+    options = ResolverOptions(limits, settings.dns_max_names, settings.state_dir / "names.json")
+    look_up = RemoteLookup(worker, ServerOptions(servers, settings.dns_timeout), limits.max_targets)
+    resolver = Resolver(options, observers, look_up)
     await asyncio.to_thread(resolver.load)
     return resolver
 

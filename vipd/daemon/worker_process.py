@@ -29,7 +29,7 @@ from vipd.host.descriptors import raise_limit
 from vipd.host.gc_control import freeze_objects, return_freed_memory, use_one_heap
 from vipd.host.systemd.journal import LineFormatter
 from vipd.host.worker import Channel
-from vipd.resolver.remote import LookupServer
+from vipd.resolver.worker_lookups import start_lookup
 
 log = logging.getLogger(__name__)
 
@@ -149,7 +149,7 @@ async def serve(connection: socket.socket) -> None:
     loop.set_exception_handler(_handle_exception)
     lost: asyncio.Future[str] = loop.create_future()
     probes = ProbeServer(loop)
-    requests = Requests({"probe": probes.start, "lookup": LookupServer().start})
+    requests = Requests({"probe": probes.start, "lookup": start_lookup})
     channel = requests.channel = Channel(requests.receive, lost.set_result)
     await loop.create_unix_connection(lambda: channel, sock=connection)
     channel.send([0])

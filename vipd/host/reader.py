@@ -20,6 +20,7 @@ from vipd.host.local_sockets import LocalSockets
 from vipd.host.netlink import MalformedMessageError
 from vipd.host.network import HostNetwork, read_neighbours, read_network, read_proxied
 from vipd.host.processes import Processes
+from vipd.host.resolv_conf import resolv_conf_servers
 from vipd.host.settings.settings import Settings
 from vipd.host.vip_routes import ADDRESS_CHANGES, ROUTE_CHANGES, RouteWatcher
 from vipd.model.service import Family, Protocol
@@ -29,8 +30,6 @@ log = logging.getLogger(__name__)
 RESOLV_CONFS = (Path("etc/resolv.conf"), Path("run/systemd/resolve/resolv.conf"))
 """The name servers of this host; and those that systemd-resolved asks, whose own address is a loopback
 one."""
-_MAX_RESOLV_CONF_BYTES = 65_536
-_MAX_NAME_SERVERS = 16
 _MAX_ADDRESSES_OF_NAME = 64
 
 _ETCD_HINT = "choose an address that no host has: vipd would not reach etcd any more"
@@ -161,21 +160,10 @@ class HostReader:
         servers = {parse_frontend(place).address: "dns_servers" for place in self._settings.dns_servers}
         if not servers or any(endpoint.name for endpoint in self._etcd):
             for path in self._resolv_confs:
-                for address in resolv_conf_servers(path):
-                    servers.setdefault(address, str(path))
+                with contextlib.suppress(FileNotFoundError):
+                    for address in resolv_conf_servers(path):
+                        servers.setdefault(_canonical(address), str(path))
         return {address: by for address, by in servers.items() if not ip_address(address).is_loopback}
-
-
-def resolv_conf_servers(path: Path) -> list[str]:
-    """The addresses of the name servers in a resolv.conf(5), the first of them. Raises OSError."""
-    servers = []
-    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
-        for line in file.read(_MAX_RESOLV_CONF_BYTES).decode(errors="replace").splitlines():
-            words = line.split()
-            with contextlib.suppress(ValueError):
-                if len(words) > 1 and words[0] == "nameserver":
-                    servers.append(_canonical(words[1]))
-    return servers[:_MAX_NAME_SERVERS]
 
 
 def _canonical(text: str) -> str:

@@ -7,8 +7,8 @@ from datetime import UTC, datetime
 
 from vipd.declaration.bounded_json import Json
 from vipd.model.formatting import time_text
-from vipd.model.service import NamedBackend, Service, socket_text
-from vipd.resolver.answers import NameState, Question, Target
+from vipd.model.service import NamedBackend, Service
+from vipd.resolver.answers import NameState, Question
 from vipd.resolver.resolver import Resolver
 
 WARNINGS_SHOWN = 20
@@ -37,18 +37,14 @@ def _view(named: NamedBackend, state: NameState, next_seconds: float | None) -> 
     answered = state.answered_at
     return {
         "backend": str(named),
-        "addresses": [_text(target) for target in state.serving],
-        "held": [_text(target) for target in state.serving if target.place in state.held],
+        "addresses": list(map(str, state.serving)),
+        "held": [str(target) for target in state.serving if target.endpoint in state.held],
         "left_out": state.left_out,
         "answered": time_text(datetime.fromtimestamp(answered, UTC)) if answered is not None else None,
         "ttl": state.ttl,
         "next_seconds": next_seconds,
         "fault": state.fault,
     }
-
-
-def _text(target: Target) -> str:
-    return socket_text(target.address, target.port) if target.port else target.address
 
 
 def names_summary(resolver: Resolver) -> Json | None:

@@ -1,4 +1,4 @@
-"""What a lookup finds, and what of it serves. Pure.
+"""What a lookup results in, what of it serves, and the backends that it stands for. Pure.
 
 Rules:
 - An answer that fails, or lists nothing that may serve, changes nothing: the last good one serves on,
@@ -14,11 +14,19 @@ Rules:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from vipd.model.service import Family, NamedBackend, NameKind, family_of
+from vipd.model.service import MAX_WEIGHT, Backend, Family, NamedBackend, NameKind, family_of, socket_text
+
+_SMALL = 100
+"""A record of weight 0 beside others gets one part where the others get this many (RFC 2782: "a very small
+chance of being selected"); in vipd weight 0 would be none at all."""
+
+
+Endpoint = tuple[str, int]
+"""Address and port of a target."""
 
 
 class Question(NamedTuple):
@@ -49,9 +57,12 @@ class Target(NamedTuple):
     """The target of the SRV record, or empty."""
 
     @property
-    def place(self) -> tuple[str, int]:
+    def endpoint(self) -> Endpoint:
         """What makes it the same target in another answer, whatever its weight."""
         return self.address, self.port
+
+    def __str__(self) -> str:
+        return socket_text(self.address, self.port) if self.port else self.address
 
 
 class Part(NamedTuple):
@@ -64,7 +75,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LookupResult:
-    """What one lookup found."""
+    """The result of one lookup."""
 
     targets: tuple[Target, ...] = ()
     ttl: float = 0.0
@@ -93,10 +104,10 @@ class NameState:
 
     serving: tuple[Target, ...] = ()
     """What serves, sorted."""
-    held: Mapping[tuple[str, int], float] = field(default_factory=dict)
-    """Places among them that the last answer lacks -> when an answer that still lacks it may remove it."""
-    trial: Mapping[tuple[str, int], float] = field(default_factory=dict)
-    """Places among them that came while others were held -> when it has served long enough to be held."""
+    held: Mapping[Endpoint, float] = field(default_factory=dict)
+    """Endpoints among them that the last answer lacks -> when an answer that still lacks it may remove it."""
+    trial: Mapping[Endpoint, float] = field(default_factory=dict)
+    """Endpoints among them that came while others were held -> when it has served long enough to be held."""
     answered_at: float | None = None
     """When the last good answer came, by the calendar; None: never."""
     fault: str = ""
@@ -112,80 +123,81 @@ class NameState:
     @property
     def established(self) -> tuple[Target, ...]:
         """What serves and is not on trial."""
-        return tuple(target for target in self.serving if target.place not in self.trial)
+        return tuple(target for target in self.serving if target.endpoint not in self.trial)
 
 
 def apply_result(
     state: NameState, result: LookupResult, limits: AnswerLimits, now: float, wall: float, part: float
 ) -> NameState:
     """The state after a lookup. `part`, from 0 up to 1, spreads the next one."""
-    found = _with_kept(result, state.serving)
-    if not found:
-        fault = result.fault or next(iter(result.failed.values()), "") or "the answer lists no address"
-        failures = state.failures + 1
-        pause = _spread(min(limits.min_ttl * 2.0 ** min(failures - 1, 20), limits.max_ttl), part)
-        return replace(state, fault=fault, failures=failures, next_at=now + pause)
-    partly = next(iter(result.failed.values()), "")
+    targets = _with_kept(result, state.serving)
+    fault = result.fault or next(iter(result.failed.values()), "")
+    if not targets:
+        fault = fault or "the answer lists no address"
+        state = replace(state, fault=fault, failures=state.failures + 1)
+        return _due_in(state, _retry_pause(state, limits), now, part)
     state = replace(
         state,
         answered_at=wall,
-        fault=partly,
-        failures=state.failures + 1 if partly else 0,
+        fault=fault,
+        failures=state.failures + 1 if fault else 0,
         left_out=result.left_out,
         ttl=result.ttl,
     )
-    state = _guarded(state, found, {target.place for target in result.targets}, limits, now)
+    state = _guarded(state, targets, {target.endpoint for target in result.targets}, limits, now)
     pause = min(max(result.ttl, limits.min_ttl), limits.max_ttl)
-    if partly:  # what is missing should not be missed for the whole of a long TTL
-        pause = min(pause, limits.min_ttl * 2.0 ** min(state.failures - 1, 20))
+    if fault:  # what is missing should not be missed for the whole of a long TTL
+        pause = min(pause, _retry_pause(state, limits))
     if state.held:
         pause = min(pause, max(min(state.held.values()) - now, limits.min_ttl))
-    return replace(state, next_at=now + _spread(pause, part))
+    return _due_in(state, pause, now, part)
 
 
-def _spread(pause: float, part: float) -> float:
+def _retry_pause(state: NameState, limits: AnswerLimits) -> float:
+    return min(limits.min_ttl * 2.0 ** min(state.failures - 1, 20), limits.max_ttl)
+
+
+def _due_in(state: NameState, pause: float, now: float, part: float) -> NameState:
     """Never earlier, as a resolver would give the same records again; up to a tenth later, so that the names
     of a host and the hosts of a fleet do not ask together."""
-    return pause * (1.0 + part / 10)
+    return replace(state, next_at=now + pause * (1.0 + part / 10))
 
 
-def _with_kept(result: LookupResult, serving: Iterable[Target]) -> dict[tuple[str, int], Target]:
-    """The targets found, and those of failed parts as the last good answer had them; by place."""
-    found = {target.place: target for target in result.targets}
-    if result.fault or not result.failed:
-        return found
-    for target in serving:
+def _with_kept(result: LookupResult, serving: Iterable[Target]) -> dict[Endpoint, Target]:
+    """The targets of a result, and those of failed parts as the last good answer had them."""
+    targets = {target.endpoint: target for target in result.targets}
+    for target in () if result.fault else serving:
         if Part(target.host, family_of(target.address)) in result.failed:
-            found.setdefault(target.place, target)
-    return found
+            targets.setdefault(target.endpoint, target)
+    return targets
 
 
 def _guarded(
     state: NameState,
-    found: Mapping[tuple[str, int], Target],
-    listed: Collection[tuple[str, int]],
+    targets: Mapping[Endpoint, Target],
+    answered: Collection[Endpoint],
     limits: AnswerLimits,
     now: float,
 ) -> NameState:
-    """The state with this answer, as far as the guard allows. `listed`: the places that the answer itself
-    has; it says nothing of others in `found`."""
-    established = {target.place: target for target in state.established}
-    lacking = established.keys() - found.keys()
+    """The state with this answer, as far as the guard allows. `answered`: the endpoints that the answer
+    itself has; it says nothing of others in `targets`."""
+    established = {target.endpoint: target for target in state.established}
+    lacking = established.keys() - targets.keys()
     suspicious = 2 * len(lacking) > len(established) or not lacking.isdisjoint(state.held)
-    until = {place: state.held.get(place, now + limits.hold) for place in lacking} if suspicious else {}
-    held = {place: end for place, end in until.items() if end > now}
-    held.update((place, end) for place, end in state.held.items() if place in found and place not in listed)
-    trial = {p: state.trial.get(p, now + limits.hold) for p in found if p not in established} if held else {}
-    trial = {place: end for place, end in trial.items() if end > now}
-    kept = {place: established[place] for place in held if place not in found}
+    until = {key: state.held.get(key, now + limits.hold) for key in lacking} if suspicious else {}
+    held = {key: end for key, end in until.items() if end > now}
+    held.update((key, end) for key, end in state.held.items() if key in targets and key not in answered)
+    new = targets.keys() - established.keys() if held else ()
+    trial = {key: state.trial.get(key, now + limits.hold) for key in new}
+    kept = [established[key] for key in held if key not in targets]
     # Answers that differ each time must not pile up what serves.
-    serving, beyond = limited((*kept.values(), *found.values()), state, 2 * limits.max_targets)
-    left = {target.place for target in serving}
+    serving, beyond = limited((*kept, *targets.values()), state, 2 * limits.max_targets)
+    endpoints = {target.endpoint for target in serving}
     return replace(
         state,
         serving=tuple(sorted(serving)),
         held=held,
-        trial={place: end for place, end in trial.items() if place in left},
+        trial={key: end for key, end in trial.items() if end > now and key in endpoints},
         left_out=state.left_out + beyond,
     )
 
@@ -202,7 +214,39 @@ def without_useless(result: LookupResult, usable: Callable[[str], bool]) -> Look
 def limited(targets: Iterable[Target], known: NameState, most: int) -> tuple[list[Target], int]:
     """As many targets as may serve, and the number of those left out. What serves already comes first, on
     trial last; then those of the lowest priority, in the order of their addresses."""
-    distinct = list({target.place: target for target in targets}.values())
-    rank = {target.place: 1 if target.place in known.trial else 0 for target in known.serving}
-    distinct.sort(key=lambda t: (rank.get(t.place, 2), t.priority, t.place))
+    distinct = list({target.endpoint: target for target in targets}.values())
+    rank = {target.endpoint: 1 if target.endpoint in known.trial else 0 for target in known.serving}
+    distinct.sort(key=lambda t: (rank.get(t.endpoint, 2), t.priority, t.endpoint))
     return distinct[:most], max(0, len(distinct) - most)
+
+
+def backends_of(
+    named: NamedBackend, targets: Collection[Target], families: Collection[Family]
+) -> Iterator[Backend]:
+    """The backends that a name stands for, in these families.
+
+    The SRV records of the lowest priority serve, the others are their backups. Each address of a record's
+    target has the weight of the record.
+    """
+    wanted = [target for target in targets if family_of(target.address) in families]
+    weights: dict[int, list[int]] = {}
+    for target in wanted:
+        weights.setdefault(target.priority, []).append(target.weight)
+    extremes = {priority: (min(values), max(values)) for priority, values in weights.items()}
+    for target in wanted:
+        backend = replace(named.template, address=target.address, resolved_from=str(named))
+        if named.kind is NameKind.SRV:
+            backend = replace(
+                backend,
+                port=target.port,
+                weight=_weight(target.weight, *extremes[target.priority]),
+                backup=backend.backup or target.priority > min(extremes),
+            )
+        yield backend
+
+
+def _weight(weight: int, smallest: int, largest: int) -> int:
+    """The weight of an SRV record among those of its priority."""
+    if smallest > 0 or largest == 0:
+        return weight or 1
+    return max(1, weight * min(_SMALL, MAX_WEIGHT // largest))

@@ -1,33 +1,31 @@
-"""One lookup, by dnspython: asks the name servers for a name's addresses, or its SRV records and the
-addresses of their targets.
+"""One lookup: asks the name servers for a name's addresses, or for its SRV records and the addresses of their
+targets.
 
-It blocks, and is called in a thread of the worker process (`remote.py`). What dnspython reads of an answer is
-bounded: it takes 80 ms for 64 KiB, and threads that compute hold the event loop up, by which the worker
-checks backends. dnspython follows aliases, repeats a truncated answer over TCP, accepts only answers to its
-own question, and goes on to the next server when one fails. It is imported with the first lookup.
+The worker process does it (`worker_lookups.py`), on the event loop by which it checks backends: what is read
+of an answer is bounded, so that each takes a few milliseconds at most. A server that fails is asked no more,
+one that does not answer is asked again after the others; what is no answer to the own question is passed
+over.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import secrets
 import socket
-import struct
-from collections.abc import Callable, Collection, Container, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Collection, Container, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from pathlib import Path
-from time import monotonic
-from typing import TYPE_CHECKING, NamedTuple
 
-from vipd.host.bounded_threads import BoundedThreads
+from vipd.declaration.dns_names import parse_dns_name
+from vipd.declaration.syntax import InvalidTextError
+from vipd.host.dns_message import HEADER, MalformedError, Record, Reply, encode_query, read_reply
+from vipd.host.resolv_conf import resolv_conf_servers
 from vipd.model.service import Family, NameKind, socket_text
 from vipd.resolver.answers import LookupResult, NameState, Part, Question, Target, limited
 
-if TYPE_CHECKING:
-    import dns.resolver
-
-LOOKUPS_AT_ONCE = 16
-"""Threads. A server that does not answer occupies one for the time of a lookup."""
 LONGEST = 3
 """A lookup takes at most so many times the timeout for one question."""
 RESOLV_CONF = Path("/etc/resolv.conf")
@@ -36,21 +34,30 @@ TRY_SECONDS = 2.0
 """The longest that one server may take before the next one is asked."""
 MAX_UDP_BYTES = 1232
 """Largest answer over UDP: it passes every link unfragmented (the DNS flag day of 2020)."""
-MAX_SERVERS_NAMED = 3
+HOSTS_AT_ONCE = 8
+"""Targets of SRV records whose addresses are asked for at the same time."""
+_MOST_SHOWN = 3
+"""Servers that a fault names."""
+_MOST_CANDIDATES = 4
+"""Of so many times the addresses that a name may have those are chosen that serve."""
+_MOST_ALIASES = 16
+_MOST_OTHERS = 100
+_READ_AHEAD = 4096
+"""Bytes of a connection, besides those that are waited for."""
 _TRUNCATED = 0x02
 """The bit TC, in the third byte of a message."""
-_COUNTS = struct.Struct("!4x4H")
-"""The numbers of a message's questions and of its records in three sections, in its first 12 bytes."""
-
 _TYPES = {Family.IPV4: "A", Family.IPV6: "AAAA"}
+
+Server = tuple[str, int]
+"""Address and port."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
     """Which name servers are asked, and how long."""
 
-    servers: tuple[tuple[str, int], ...] = ()
-    """Addresses and ports; none: those in /etc/resolv.conf."""
+    servers: tuple[Server, ...] = ()
+    """None: those in /etc/resolv.conf."""
     timeout: float = 5.0
     """Seconds for the answer to one question by any of the servers."""
     resolv_conf: Path = RESOLV_CONF
@@ -60,44 +67,30 @@ class _LookupError(Exception):
     """Why a question has no answer, in one line."""
 
 
-class _TooLargeError(EOFError):
+class _TooLargeError(ValueError):
     """An answer is too large to be read."""
 
 
-class _BoundedSocket(socket.socket):
-    """Receives no more of one answer than `most` addresses or SRV records need."""
+@dataclass(frozen=True, slots=True)
+class _Records:
+    """Texts of the records of one type, and the smallest TTL on the way to them."""
 
-    def __init__(self, most: int, *arguments: int) -> None:
-        super().__init__(*arguments)
-        # 40 bytes for each AAAA or SRV record, and some for long names.
-        self._most_bytes, self._most_records = 2048 + 40 * most, 100 + 2 * most
-        self._begin = b""
-
-    def recvfrom(self, *_: object) -> tuple[bytes, object]:
-        """A datagram. One that is larger than was asked for counts as truncated: TCP is tried then."""
-        data, address = super().recvfrom(MAX_UDP_BYTES + 1)
-        if len(data) > MAX_UDP_BYTES:
-            data = data[:2] + bytes([data[2] | _TRUNCATED]) + data[3:MAX_UDP_BYTES]
-        return data, address
-
-    def recv(self, size: int, *_: object) -> bytes:
-        """A part of an answer over TCP: two bytes with its length, then it. Raises _TooLargeError."""
-        if size > self._most_bytes:
-            raise _TooLargeError
-        data = super().recv(size)
-        if (missing := 2 + _COUNTS.size - len(self._begin)) > 0:
-            self._begin += data[:missing]
-            if len(data) >= missing and sum(_COUNTS.unpack(self._begin[2:])) > self._most_records:
-                raise _TooLargeError
-        return data
+    texts: Sequence[str] = ()
+    ttl: float = 0.0
 
 
-class _Records(NamedTuple):
-    values: tuple[tuple[object, ...], ...]
-    ttl: float
+@dataclass(frozen=True, slots=True)
+class _Addresses:
+    """The addresses of a host, and why families have no answer. A family without records is an answer if
+    another has some; if none has, all have failed."""
+
+    addresses: list[str] = field(default_factory=list)
+    ttls: list[float] = field(default_factory=list)
+    failed: dict[Family, str] = field(default_factory=dict)
+    left_out: int = 0
 
 
-def look_up(
+async def look_up(
     question: Question,
     families: Collection[Family],
     options: ServerOptions,
@@ -107,178 +100,226 @@ def look_up(
     """Ask for a name. Returns at most `most` targets, first those that serve already. Takes at most LONGEST
     times the timeout. Never raises for what a server does or does not."""
     try:
-        resolver = _resolver(options, most)
+        client = _Client(_servers(options), options.timeout, most)
         if question.kind is NameKind.SRV:
-            return _service_targets(resolver, question.name, families, known, most)
-        found, ttl, failed = _addresses(resolver, question.name, families)
+            return await _service_targets(client, question.name, families, known)
     except _LookupError as error:
         return LookupResult(fault=str(error))
-    if failed and not found:
-        return LookupResult(fault=next(iter(failed.values())))
-    targets, left_out = limited(map(Target, found), known, most)
-    parts = {Part("", family): why for family, why in failed.items()}
-    return LookupResult(tuple(targets), ttl, failed=parts, left_out=left_out)
+    result = await _addresses(client, question.name, families)
+    if not result.addresses:
+        return LookupResult(fault=next(iter(result.failed.values())))
+    targets, left_out = limited(map(Target, result.addresses), known, most)
+    parts = {Part("", family): why for family, why in result.failed.items()}
+    return LookupResult(tuple(targets), min(result.ttls), failed=parts, left_out=left_out)
 
 
-LookUp = Callable[[Question, Collection[Family], ServerOptions, NameState, int], LookupResult]
-
-
-class LookupThreads:
-    """Looks names up in threads, LOOKUPS_AT_ONCE at once."""
-
-    def __init__(self, function: LookUp = look_up) -> None:
-        self._look_up = function
-        self._threads = BoundedThreads("vipd resolver", LOOKUPS_AT_ONCE)
-
-    async def __call__(
-        self,
-        question: Question,
-        families: Collection[Family],
-        options: ServerOptions,
-        known: NameState,
-        most: int,
-    ) -> LookupResult:
-        """As `look_up`."""
-        call = partial(self._look_up, question, families, options, known, most)
-        return await asyncio.wrap_future(self._threads.submit(call))
-
-
-def _service_targets(
-    resolver: dns.resolver.Resolver,
-    name: str,
-    families: Collection[Family],
-    known: NameState,
-    most: int,
+async def _service_targets(
+    client: _Client, name: str, families: Collection[Family], known: NameState
 ) -> LookupResult:
     """The targets of SRV records, with their addresses."""
-    records = _ask(resolver, name, "SRV")
-    deadline = monotonic() + 2 * resolver.lifetime
-    ttl, targets, failed = records.ttl, list[Target](), dict[Part, str]()
-    hosts: dict[str, list[tuple[int, int, int]]] = {}
-    serving = {target.host for target in known.established}
-    for priority, weight, port, host in sorted(records.values, key=partial(_record_order, serving)):
-        # A target of "." says that there is no such service (RFC 2782); port 0 is none.
-        if host and port and (host in hosts or len(hosts) < most):
-            hosts.setdefault(str(host), []).append((int(str(port)), int(str(priority)), int(str(weight))))
-    for host, places in hosts.items():
-        if monotonic() > deadline:
-            failed.update({Part(host, family): "the lookup took too long" for family in families})
-            continue
-        found, host_ttl, missing = _addresses(resolver, host, families)
-        failed.update({Part(host, family): f"{host}: {why}" for family, why in missing.items()})
-        ttl = min(ttl, host_ttl) if found else ttl
-        targets += [Target(address, *place, host) for address in found for place in places]
-    kept, left_out = limited(targets, known, most)
-    left_out += max(0, len({r[3] for r in records.values if r[3]}) - len(hosts))
-    return LookupResult(tuple(kept), ttl, failed=failed, left_out=left_out)
+    records = await client.ask(name, "SRV")
+    hosts = _hosts(records)
+    serving = {(target.host, target.address) for target in known.serving}
+    established = {target.host for target in known.established}
+    order = sorted(hosts, key=lambda host: (host not in established, min(r[1] for r in hosts[host]), host))
+    results = await _addresses_of_hosts(client, order[: client.most], families, serving)
 
+    def candidates() -> Iterator[Target]:
+        for serves in (True, False):
+            for host, result in results.items():
+                for address in result.addresses:
+                    if ((host, address) in serving) is serves:
+                        yield from (Target(address, *record, host) for record in hosts[host])
 
-def _record_order(serving: Container[str], record: tuple[object, ...]) -> tuple[bool, int, str]:
-    priority, _, _, host = record
-    return str(host) not in serving, int(str(priority)), str(host)
-
-
-def _addresses(
-    resolver: dns.resolver.Resolver, name: str, families: Collection[Family]
-) -> tuple[list[str], float, dict[Family, str]]:
-    """The addresses of a name, their smallest TTL, and why families have no answer. A family without records
-    is an answer if another has some; if none has, all have failed."""
-    found, ttls = list[str](), list[float]()
-    failed, empty = dict[Family, str](), dict[Family, str]()
-    for family in sorted(families):
-        try:
-            records = _ask(resolver, name, _TYPES[family])
-        except _LookupError as error:
-            failed[family] = str(error)
-            continue
-        if not records.values:
-            empty[family] = f"the name has no {_TYPES[family]} records"
-        else:
-            ttls.append(records.ttl)
-            found += [str(address) for (address,) in records.values]
-    return found, min(ttls, default=0.0), failed if found else {**empty, **failed}
-
-
-def _ask(resolver: dns.resolver.Resolver, name: str, kind: str) -> _Records:
-    """The records of one type; none if the name has no such records. Raises _LookupError."""
-    import dns.exception
-    import dns.name
-    import dns.resolver
-
-    try:
-        answer = resolver.resolve(
-            dns.name.from_text(f"{name}."), kind, raise_on_no_answer=False, search=False
-        )
-    except dns.resolver.NXDOMAIN:
-        raise _LookupError("the name does not exist (NXDOMAIN)") from None
-    except dns.resolver.LifetimeTimeout:
-        servers = _servers_text(resolver)
-        raise _LookupError(f"no answer within {resolver.lifetime:g} s from {servers}") from None
-    except dns.resolver.NoNameservers as error:
-        raise _LookupError(_refusals(error)) from None
-    except (dns.exception.DNSException, OSError, ValueError) as error:
-        raise _LookupError(f"the answer cannot be used: {type(error).__name__}") from None
-    if answer.rrset is None:
-        return _Records((), 0.0)
-    return _Records(tuple(_values(answer.rrset, kind)), float(answer.chaining_result.minimum_ttl))
-
-
-def _values(records: object, kind: str) -> Iterator[tuple[object, ...]]:
-    for record in records:  # type: ignore[attr-defined]
-        if kind == "SRV":
-            host = record.target.to_text(omit_final_dot=True).lower()
-            yield record.priority, record.weight, record.port, "" if host in (".", "@") else host
-        else:
-            yield (record.address,)
-
-
-def _resolver(options: ServerOptions, most: int) -> dns.resolver.Resolver:
-    """A resolver for these servers. /etc/resolv.conf is read each time: it may change while vipd runs.
-    Raises _LookupError."""
-    import dns.exception
-    import dns.query
-    import dns.resolver
-
-    dns.query.socket_factory = partial(_BoundedSocket, most)
-    try:
-        if options.servers:
-            resolver = dns.resolver.Resolver(configure=False)
-            resolver.nameservers = [address for address, _ in options.servers]
-            resolver.nameserver_ports = dict(options.servers)
-        else:
-            resolver = dns.resolver.Resolver(str(options.resolv_conf))
-    except (dns.exception.DNSException, OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "it names no usable name server"
-        raise _LookupError(f"{options.resolv_conf}: {why}; hint: dns_servers in vipd's settings") from None
-    if not resolver.nameservers:
-        what = f"{options.resolv_conf} names no name server"
-        raise _LookupError(f"{what}; hint: dns_servers in vipd's settings")
-    resolver.lifetime, resolver.timeout = options.timeout, min(TRY_SECONDS, options.timeout / 2)
-    resolver.use_edns(0, 0, MAX_UDP_BYTES)
-    return resolver
-
-
-def _servers_text(resolver: dns.resolver.Resolver) -> str:
-    ports = resolver.nameserver_ports
-    addresses = [str(server) for server in resolver.nameservers]
-    named = [socket_text(a, ports[a]) if ports.get(a, DNS_PORT) != DNS_PORT else a for a in addresses]
-    more = f" and {len(named) - MAX_SERVERS_NAMED} more" if len(named) > MAX_SERVERS_NAMED else ""
-    return ", ".join(named[:MAX_SERVERS_NAMED]) + more
-
-
-def _refusals(error: dns.resolver.NoNameservers) -> str:
-    """What each server answered: `10.0.0.53 answered SERVFAIL`."""
-    told = dict.fromkeys(
-        f"{server} {_refusal(why)}" for server, _, _, why, _ in error.kwargs.get("errors", ())
+    targets = list(islice(candidates(), _MOST_CANDIDATES * client.most))
+    kept, left_out = limited(targets, known, client.most)
+    number = sum((len(r.addresses) + r.left_out) * len(hosts[host]) for host, r in results.items())
+    return LookupResult(
+        tuple(kept),
+        min([records.ttl, *(ttl for result in results.values() for ttl in result.ttls)]),
+        failed={Part(h, f): f"{h}: {why}" for h, r in results.items() for f, why in r.failed.items()},
+        left_out=left_out + number - len(targets) + len(order) - len(results),
     )
-    return "; ".join(list(told)[:MAX_SERVERS_NAMED]) or "no server could answer"
 
 
-def _refusal(why: object) -> str:
-    if isinstance(why, _TooLargeError):
+def _hosts(records: _Records) -> dict[str, list[tuple[int, int, int]]]:
+    """The targets of SRV records, each with ports, priorities and weights."""
+    hosts: dict[str, list[tuple[int, int, int]]] = {}
+    for text in records.texts:
+        priority, weight, port, host = text.split(" ", 3)
+        # A target of "." says that there is no such service (RFC 2782), as does port 0.
+        with contextlib.suppress(InvalidTextError):
+            if port != "0":
+                hosts.setdefault(parse_dns_name(host), []).append((int(port), int(priority), int(weight)))
+    return hosts
+
+
+async def _addresses_of_hosts(
+    client: _Client, hosts: Sequence[str], families: Collection[Family], serving: Container[tuple[str, str]]
+) -> dict[str, _Addresses]:
+    """The addresses of each host, in the time of two questions. Those that serve, and so many others that
+    hundreds of answers take little memory."""
+    slots, room = asyncio.Semaphore(HOSTS_AT_ONCE), _MOST_CANDIDATES * client.most
+    deadline = asyncio.get_running_loop().time() + (LONGEST - 1) * client.timeout
+
+    async def addresses(host: str) -> _Addresses:
+        nonlocal room
+        try:
+            async with asyncio.timeout_at(deadline), slots:
+                result = await _addresses(client, host, families)
+        except TimeoutError:
+            return _Addresses(failed=dict.fromkeys(families, "the lookup took too long"))
+        first = [address for address in result.addresses if (host, address) in serving]
+        others = [address for address in result.addresses if (host, address) not in serving]
+        kept = others[: max(0, room)]
+        room -= len(kept)
+        return replace(result, addresses=first + kept, left_out=len(others) - len(kept))
+
+    return dict(zip(hosts, await asyncio.gather(*map(addresses, hosts)), strict=True))
+
+
+async def _addresses(client: _Client, name: str, families: Collection[Family]) -> _Addresses:
+    """The addresses of a name."""
+    wanted, result, empty = sorted(families), _Addresses(), dict[Family, str]()
+    answers = await asyncio.gather(
+        *(client.ask(name, _TYPES[family]) for family in wanted), return_exceptions=True
+    )
+    for family, answer in zip(wanted, answers, strict=True):
+        if isinstance(answer, _LookupError):
+            result.failed[family] = str(answer)
+        elif isinstance(answer, BaseException):
+            raise answer
+        elif answer.texts:
+            result.ttls.append(answer.ttl)
+            result.addresses.extend(answer.texts)
+        else:
+            empty[family] = f"the name has no {_TYPES[family]} records"
+    return result if result.addresses else _Addresses(failed={**empty, **result.failed})
+
+
+def _servers(options: ServerOptions) -> Sequence[Server]:
+    """The servers to ask. /etc/resolv.conf is read each time: it may change while vipd runs. Raises
+    _LookupError."""
+    why = "it names no usable name server"
+    try:
+        servers = options.servers or [(a, DNS_PORT) for a in resolv_conf_servers(options.resolv_conf)]
+    except OSError as error:
+        servers, why = (), error.strerror or why
+    if not servers:
+        raise _LookupError(f"{options.resolv_conf}: {why}; hint: dns_servers in vipd's settings")
+    return servers
+
+
+class _Client:
+    """Asks name servers, and reads no more of an answer than `most` addresses or SRV records need."""
+
+    def __init__(self, servers: Sequence[Server], timeout: float, most: int) -> None:
+        self._servers, self.timeout, self.most = servers, timeout, most
+        # 40 bytes for each AAAA or SRV record, and some for long names.
+        self._most_bytes, self._most_records = 2048 + 40 * most, 100 + 2 * most
+
+    async def ask(self, name: str, kind: str) -> _Records:
+        """The records of one type, by the first server that has an answer; none if the name has no such
+        records. Raises _LookupError."""
+        refusals: dict[str, None] = {}
+        servers = list(self._servers)
+        try:
+            async with asyncio.timeout(self.timeout):
+                while servers:
+                    server = servers.pop(0)
+                    try:
+                        async with asyncio.timeout(min(TRY_SECONDS, self.timeout / 2)):
+                            reply = await self._exchange(server, name, kind)
+                        if reply.rcode == "NOERROR":
+                            return _at_end_of_aliases(reply, name, kind)
+                        if reply.rcode == "NXDOMAIN":
+                            raise _LookupError("the name does not exist (NXDOMAIN)")
+                        refusals[f"{_server_text(server)} answered {reply.rcode}"] = None
+                    except TimeoutError:
+                        servers.append(server)
+                    except (OSError, EOFError, ValueError) as error:
+                        refusals[f"{_server_text(server)} {_refusal(error)}"] = None
+        except TimeoutError:
+            shown = ", ".join(map(_server_text, self._servers[:_MOST_SHOWN]))
+            more = len(self._servers) - _MOST_SHOWN
+            shown += f" and {more} more" if more > 0 else ""
+            raise _LookupError(f"no answer within {self.timeout:g} s from {shown}") from None
+        raise _LookupError("; ".join(list(refusals)[:_MOST_SHOWN]))
+
+    async def _exchange(self, server: Server, name: str, kind: str) -> Reply:
+        """The reply of one server, over TCP if it is too long for UDP. Raises OSError, EOFError and
+        ValueError."""
+        query = encode_query(secrets.randbelow(1 << 16), name, kind, MAX_UDP_BYTES)
+        reply = await _reply_by_udp(server, query)
+        if reply.truncated:
+            return await self._reply_by_tcp(server, query)
+        return reply
+
+    async def _reply_by_tcp(self, server: Server, query: bytes) -> Reply:
+        reader, writer = await asyncio.open_connection(*server, limit=_READ_AHEAD)
+        try:
+            writer.write(len(query).to_bytes(2, "big") + query)
+            size = int.from_bytes(await reader.readexactly(2), "big")
+            if size > self._most_bytes:
+                raise _TooLargeError
+            data = await reader.readexactly(min(size, HEADER.size))
+            if size >= HEADER.size and sum(HEADER.unpack(data)[2:]) > self._most_records:
+                raise _TooLargeError
+            data += await reader.readexactly(size - len(data))
+        finally:
+            writer.transport.abort()
+        reply = read_reply(data, query, self._most_records)
+        if reply is None:
+            raise MalformedError("it is to another question")
+        return reply
+
+
+async def _reply_by_udp(server: Server, query: bytes) -> Reply:
+    """The reply to a query. Datagrams that are none are passed over, so that nobody who guesses keeps the
+    right one away. Raises OSError and MalformedError."""
+    loop = asyncio.get_running_loop()
+    family = socket.AF_INET6 if ":" in server[0] else socket.AF_INET
+    with socket.socket(family, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK) as connection:
+        connection.connect(server)  # from here on it receives from this server alone
+        connection.send(query)
+        for _ in range(_MOST_OTHERS):
+            data = await loop.sock_recv(connection, MAX_UDP_BYTES + 1)
+            if len(data) > MAX_UDP_BYTES:  # more than was asked for: as if it were truncated
+                data = data[:2] + bytes([data[2] | _TRUNCATED]) + data[3:]
+            with contextlib.suppress(MalformedError):
+                if (reply := read_reply(data, query)) is not None:
+                    return reply
+            await asyncio.sleep(0)  # receiving does not wait while there is something to receive
+    raise MalformedError(f"{_MOST_OTHERS} datagrams that are no answer")
+
+
+def _at_end_of_aliases(reply: Reply, name: str, kind: str) -> _Records:
+    """The records of a type that a reply has for a name or, by aliases, for another. Raises
+    MalformedError."""
+    by_owner: dict[tuple[str, str], list[Record]] = {}
+    for record in reply.records:
+        by_owner.setdefault((record.owner, record.kind), []).append(record)
+    ttls = list[int]()
+    for _ in range(_MOST_ALIASES):
+        if records := by_owner.get((name, kind)):
+            ttls += [record.ttl for record in records]
+            return _Records([record.text for record in records], float(min(ttls)))
+        if not (aliases := by_owner.get((name, "CNAME"))):
+            return _Records()
+        ttls.append(aliases[0].ttl)
+        name = aliases[0].text.lower()
+    raise MalformedError("aliases without an end")
+
+
+def _server_text(server: Server) -> str:
+    return socket_text(*server) if server[1] != DNS_PORT else server[0]
+
+
+def _refusal(error: Exception) -> str:
+    """Why the reply of a server is none."""
+    if isinstance(error, _TooLargeError):
         return "sent an answer that is too large to be read; hint: dns_max_addresses in vipd's settings"
-    if isinstance(why, OSError):
-        return f"cannot be reached: {why.strerror or type(why).__name__}"
-    if isinstance(why, Exception):
-        return f"sent no usable answer ({type(why).__name__})"
-    return f"answered {why}"
+    if isinstance(error, OSError):
+        return f"cannot be reached: {os.strerror(error.errno) if error.errno else error}"
+    reason = "its connection ended" if isinstance(error, EOFError) else error
+    return f"sent no usable answer ({reason})"

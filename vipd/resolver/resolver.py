@@ -1,8 +1,7 @@
 """The interface of name resolution: follows the names of services, looks them up, and reports changes.
 
 `run` schedules; the worker process looks up, few names at a time. All state belongs to the event loop. Each
-author of services has a share of the names and of the lookups under way; a name that several authors use is
-in the share of one.
+author of services has a share of the names and of the lookups under way.
 """
 
 from __future__ import annotations
@@ -10,16 +9,18 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
 from pathlib import Path
-from random import random as any_part
+from random import random
 from time import monotonic, time
+from typing import NamedTuple
 
 from vipd.declaration.problems import internal_error
 from vipd.host.observer import Observer
+from vipd.host.systemd.fields import Event, fields
 from vipd.model.fair_queue import FairQueue
 from vipd.model.service import Family, Service, family_of
 from vipd.resolver.answers import (
@@ -31,45 +32,41 @@ from vipd.resolver.answers import (
     apply_result,
     without_useless,
 )
-from vipd.resolver.log import log_change
-from vipd.resolver.lookup import LOOKUPS_AT_ONCE, LookupThreads, ServerOptions
 from vipd.resolver.saved_answers import SavedAnswer, load, save
 
 log = logging.getLogger(__name__)
 
+LOOKUPS_AT_ONCE = 64
+"""One author has at most half of them, and of that half three quarters for names without an answer, each of
+which takes the whole timeout."""
 SAVE_SECONDS = 1.0
 """Answers are saved so long after a change, with what changes meanwhile. A crash within it costs nothing but
 the newest answer."""
-
 FIRST_ANSWERS_SECONDS = 10.0
 """How long a vipd that applies its declarations once waits for answers."""
+_MOST_SHOWN = 5
 
 Answers = Mapping[Question, tuple[Target, ...]]
 """What serves, by question; none for a question without an answer yet."""
-LookUp = Callable[
-    [Question, Collection[Family], ServerOptions, NameState, int], Coroutine[None, None, LookupResult]
-]
-"""As `lookup.look_up`, without blocking."""
+LookUp = Callable[[Question, Collection[Family], NameState], Coroutine[None, None, LookupResult]]
+"""Looks up the addresses of these families. What serves is preferred where there are too many."""
 
 
 @dataclass(frozen=True, slots=True)
 class ResolverOptions:
     """The settings of name resolution."""
 
-    servers: ServerOptions = field(default_factory=ServerOptions)
     limits: AnswerLimits = field(default_factory=AnswerLimits)
     max_names: int = 1000
     file: Path | None = None
     """The last good answers; None: they are not kept."""
 
 
-@dataclass(slots=True)
-class _Share:
-    """The names of one author, oldest first."""
+class _User(NamedTuple):
+    """A service that uses a name."""
 
-    looked_up: dict[Question, None] = field(default_factory=dict)
-    waiting: dict[Question, None] = field(default_factory=dict)
-    """Names beyond the limit."""
+    author: str
+    families: frozenset[Family]
 
 
 @dataclass(slots=True, eq=False)
@@ -77,50 +74,67 @@ class _Lookup:
     """A lookup that is due or under way."""
 
     question: Question
-    author: str
     due: float
     slow: bool
-    """The last one failed."""
+    """The last one gave no answer, or none has yet."""
+    author: str = ""
+    """In whose share it is."""
     running: bool = False
     gone: bool = False
+
+
+def fair_share(names: Mapping[Question, Iterable[str]], most: int) -> set[Question]:
+    """The names that are looked up if only so many can be. `names`: the authors of each, oldest first. The
+    authors take turns, each with its oldest name that nobody has taken."""
+    if len(names) <= most:
+        return set(names)
+    of_author: dict[str, list[Question]] = {}
+    for question, authors in names.items():
+        for author in authors:
+            of_author.setdefault(author, []).append(question)
+    taken, turns = set[Question](), deque(map(iter, of_author.values()))
+    while len(taken) < most:
+        turn = turns.popleft()
+        for question in turn:
+            if question not in taken:
+                taken.add(question)
+                turns.append(turn)
+                break
+    return taken
 
 
 class Resolver:
     """Knows the names of all services and what serves of their answers. Looks up while `run` runs.
 
-    `look_up` looks one name up; None: threads do. `clock` is monotonic, `wall` returns seconds since 1970,
+    `look_up` looks one name up. `clock` is monotonic, `wall` returns seconds since 1970,
     `part` numbers from 0 up to 1.
     """
 
     def __init__(
         self,
-        options: ResolverOptions = ResolverOptions(),
-        observer: Observer | None = None,
-        look_up: LookUp | None = None,
+        options: ResolverOptions,
+        observer: Observer,
+        look_up: LookUp,
         clock: Callable[[], float] = monotonic,
         wall: Callable[[], float] = time,
-        part: Callable[[], float] = any_part,
+        part: Callable[[], float] = random,
     ) -> None:
-        self._options, self._observer = options, observer or Observer()
-        self._look_up = look_up or LookupThreads()
+        self._options, self._observer, self._look_up = options, observer, look_up
         self._clock, self._wall, self._part = clock, wall, part
-        self._saved: dict[Question, SavedAnswer] = {}
-        self._states: dict[Question, NameState] = {}
-        self._users: dict[Question, dict[str, frozenset[Family]]] = {}
-        """The services that use each question, and their families."""
-        self._families: dict[Question, Counter[Family]] = {}
-        """Number of these services of each family: thousands may use one name."""
+        self.states: dict[Question, NameState] = {}
+        """Every question that is looked up."""
+        self._kept: dict[Question, NameState] = {}
+        """Questions that are not, with answers of an earlier run, or from before there were too many."""
+        self._users: dict[Question, dict[str, _User]] = {}
+        """The services that use each question, by name; the oldest question first."""
         self._followed: dict[str, frozenset[Question]] = {}
-        self._authors: dict[str, str] = {}
-        """The author of each followed service."""
-        self._shares: dict[str, _Share] = {}
-        self._author_of: dict[Question, str] = {}
-        """The author in whose share a question is."""
-        self._answers: dict[Question, tuple[Target, ...]] = {}
+        """The questions of each service."""
+        self._undivided = False
+        """Names have come or gone since it was decided which are looked up."""
         self._due: list[tuple[float, Question]] = []
         """A heap of lookups to come. An entry counts if it has the time of the question's state."""
         self._slots = FairQueue("lookups", LOOKUPS_AT_ONCE)
-        self._asking: dict[Question, _Lookup] = {}
+        self._lookups: dict[Question, _Lookup] = {}
         """The lookups that wait for a slot or are under way."""
         self._asked: dict[Question, frozenset[Family]] = {}
         """The families of each question's last lookup."""
@@ -136,18 +150,14 @@ class Resolver:
     def load(self) -> None:
         """Read the answers of an earlier run, which serve from the first step on. Blocks."""
         if self._options.file:
-            self._saved = load(self._options.file)
-            self._answers.update((question, saved.targets) for question, saved in self._saved.items())
+            saved = load(self._options.file).items()
+            self._kept = {q: NameState(answer.targets, answered_at=answer.answered_at) for q, answer in saved}
 
     @property
     def answers(self) -> Answers:
         """What serves. Values are replaced, never changed."""
-        return dict(self._answers)
-
-    @property
-    def states(self) -> Mapping[Question, NameState]:
-        """Every followed question that is looked up."""
-        return self._states
+        known = (*self._kept.items(), *self.states.items())
+        return {question: state.serving for question, state in known if state.serving}
 
     @property
     def beyond_limit(self) -> int:
@@ -166,111 +176,58 @@ class Resolver:
         """Set the names of a service; None: it is gone."""
         if service not in self._followed and not (declared and declared.names):
             return  # most services
-        wanted = frozenset(map(Question.of, declared.names)) if declared else frozenset[Question]()
         before = self._followed.pop(service, frozenset())
-        self._authors.pop(service, None)
         for question in before:
-            self._families[question].subtract(self._users[question].pop(service))
-        if declared and wanted:
-            self._followed[service], self._authors[service] = wanted, declared.origin.author
-        families = frozenset(map(family_of, declared.all_addresses())) if declared else frozenset[Family]()
-        for question in wanted:
-            self._users.setdefault(question, {})[service] = families
-            self._families.setdefault(question, Counter()).update(families)
-        for question in before | wanted:
-            self._update(question, self._authors.get(service))
+            del self._users[question][service]
+        wanted = frozenset[Question]()
+        if declared and declared.names:
+            wanted = self._followed[service] = frozenset(map(Question.of, declared.names))
+            user = _User(declared.origin.author, frozenset(map(family_of, declared.all_addresses())))
+            for question in wanted:
+                self._users.setdefault(question, {})[service] = user
+                if question in self.states and not user.families <= self._asked.get(question, user.families):
+                    self._put(question, replace(self.states[question], next_at=self._clock()))
+        for question in before - wanted:
+            if not self._users[question]:
+                self._forget(question)
+        self._undivided = True
+        self._wake.set()
 
-    def _update(self, question: Question, author: str | None) -> None:
-        """Begin, continue or end to look up a question. `author` is that of the service that has changed;
-        None: it is gone."""
-        if not self._users.get(question):
-            self._end(question)
-            return
-        self._assign(question, author)
-        state = self._states.get(question)
-        if state is None:
-            self._begin(question)
-        elif not self._families_of(question) <= self._asked.get(question, frozenset()):
-            self._put(question, replace(state, next_at=self._clock()))
-
-    def _assign(self, question: Question, author: str | None) -> None:
-        """Put a question into the share of that author of its services who has the fewest names."""
-        before, services = self._author_of.get(question), self._users[question]
-        if any(self._authors[service] == before for service in services):
-            if author is None or author == before or self._load(author) >= self._load(before):
-                return
-        else:
-            author = min({self._authors[service] for service in services}, key=self._load)
-        self._leave_share(question)
-        share = self._shares.setdefault(author, _Share())
-        (share.looked_up if question in self._states else share.waiting)[question] = None
-        self._author_of[question] = author
-
-    def _leave_share(self, question: Question) -> None:
-        author = self._author_of.pop(question, None)
-        if author is not None:
-            share = self._shares[author]
-            share.looked_up.pop(question, None)
-            share.waiting.pop(question, None)
-            if not share.looked_up and not share.waiting:
-                del self._shares[author]
-
-    def _load(self, author: str | None) -> int:
-        """How many names of an author are looked up."""
-        share = self._shares.get(author or "")
-        return len(share.looked_up) if share else 0
-
-    def _begin(self, question: Question) -> None:
-        """Look a question up from now on, if it has a place."""
-        author = self._author_of[question]
-        if len(self._states) >= self._options.max_names and not self._make_room(author):
-            return
-        share = self._shares[author]
-        share.waiting.pop(question, None)
-        share.looked_up[question] = None
-        saved = self._saved.pop(question, SavedAnswer((), None))
-        self._put(question, NameState(saved.targets, answered_at=saved.answered_at, next_at=self._clock()))
-
-    def _make_room(self, author: str) -> bool:
-        """Whether the author with the most names had at least two more than this one. Then the newest of them
-        waits, and its last answer serves on."""
-        most = max(self._shares, key=self._load)
-        if self._load(most) < self._load(author) + 2:
-            return False
-        question, _ = self._shares[most].looked_up.popitem()
-        self._shares[most].waiting[question] = None
-        state = self._states[question]
-        self._saved[question] = SavedAnswer(state.established, state.answered_at)
+    def _forget(self, question: Question) -> None:
+        """No service uses it any more."""
+        del self._users[question]
+        self._kept.pop(question, None)
         self._stop(question)
-        return True
+        self._unsaved.set()
 
     def _stop(self, question: Question) -> None:
         """Look it up no longer."""
-        self._states.pop(question, None)
+        self.states.pop(question, None)
         self._asked.pop(question, None)
-        lookup = self._asking.get(question)
+        lookup = self._lookups.get(question)
         if lookup and not lookup.running:
             lookup.gone = True
-            del self._asking[question]
+            del self._lookups[question]
 
-    def _end(self, question: Question) -> None:
-        for known in (self._users, self._families, self._answers, self._saved):
-            known.pop(question, None)
-        self._leave_share(question)
-        self._stop(question)
-        self._unsaved.set()
-        if len(self._states) < self._options.max_names:
-            authors = (author for author, share in self._shares.items() if share.waiting)
-            if (author := min(authors, key=self._load, default=None)) is not None:
-                self._begin(next(iter(self._shares[author].waiting)))
+    def _divide(self) -> None:
+        """Decide which names are looked up. The last answers of the others serve on."""
+        self._undivided, now = False, self._clock()
+        most = self._options.max_names
+        taken = fair_share({question: self._authors(question) for question in self._users}, most)
+        for question in self.states.keys() - taken:
+            self._kept[question] = self.states[question]
+            self._stop(question)
+        for question in taken - self.states.keys():
+            self._put(question, replace(self._kept.pop(question, NameState()), next_at=now))
 
-    def _families_of(self, question: Question) -> frozenset[Family]:
-        return frozenset(+self._families.get(question, Counter[Family]()))
+    def _authors(self, question: Question) -> list[str]:
+        return list(dict.fromkeys(user.author for user in self._users[question].values()))
+
+    def _families(self, question: Question) -> frozenset[Family]:
+        return frozenset[Family]().union(*(user.families for user in self._users.get(question, {}).values()))
 
     def _put(self, question: Question, state: NameState) -> None:
-        self._states[question] = state
-        if state.serving:
-            self._answers[question] = state.serving
+        self.states[question] = state
         heappush(self._due, (state.next_at, question))
         self._wake.set()
 
@@ -278,7 +235,10 @@ class Resolver:
         """Look up what is due, for ever."""
         while True:
             self._wake.clear()
-            pause = self._begin_due()
+            if self._undivided:
+                self._divide()
+            self._begin_due()
+            pause = max(0.0, self._due[0][0] - self._clock()) if self._due else None
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._wake.wait()
@@ -286,58 +246,49 @@ class Resolver:
     async def first_answers(self) -> bool:
         """Look up every name once, instead of `run`; names that take too long are left. Returns whether
         anything else serves then."""
+        self._divide()
         before, running = self.answers, asyncio.create_task(self.run())
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(FIRST_ANSWERS_SECONDS):
-                while self._states.keys() - (self._asked.keys() - self._asking.keys()):
+                while self.states.keys() - (self._asked.keys() - self._lookups.keys()):
                     self._looked_up.clear()
                     await self._looked_up.wait()
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         return self.answers != before
 
-    def _begin_due(self) -> float | None:
-        """Begin the lookups that are due, as far as there is room. Returns the seconds until the next one;
-        None: none is to come before something changes."""
-        now, pause = self._clock(), None
-        while self._due and pause is None:
-            due, question = self._due[0]
-            state = self._states.get(question)
-            current = state is not None and state.next_at == due and question not in self._asking
-            if current and due > now:
-                pause = due - now
-                continue
-            heappop(self._due)
-            if state is not None and current:
-                author = self._author_of[question]
-                self._asking[question] = _Lookup(question, author, due, state.failures > 0)
-                self._slots.wait(self._asking[question], (author,))
+    def _begin_due(self) -> None:
+        """Begin the lookups that are due, as far as there are slots."""
+        while self._due and self._due[0][0] <= self._clock():
+            due, question = heappop(self._due)
+            state = self.states.get(question)
+            if state is not None and state.next_at == due and question not in self._lookups:
+                slow = state.failures > 0 or state.answered_at is None
+                waiting = self._lookups[question] = _Lookup(question, due, slow)
+                waiting.author = self._slots.wait(waiting, self._authors(question))
         while isinstance(lookup := self._slots.next(), _Lookup):
             lookup.running = True
             task = asyncio.create_task(self._ask(lookup), name=f"looking up {lookup.question}")
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        return pause
 
     async def _ask(self, lookup: _Lookup) -> None:
         """Look up one question, and take over the answer."""
         question = lookup.question
-        families = self._families_of(question)
-        self._asked[question] = families
-        known = self._states.get(question, NameState())
+        families = self._asked[question] = self._families(question)
         try:
-            result = await self._result(question, families, known)
+            result = await self._result(question, families)
         finally:
-            self._asking.pop(question, None)
+            del self._lookups[question]
             self._slots.ended(lookup.author, lookup.slow)
             self._wake.set()
             self._looked_up.set()
-        before = self._states.get(question)
-        if before is None:  # no service uses it any more
+        before = self.states.get(question)
+        if before is None:  # it is not looked up any more
             self._asked.pop(question, None)
             return
-        after = self._handle(question, before, result)
-        if not self._families_of(question) <= families:  # a service of another family came meanwhile
+        after = self._apply(question, before, result)
+        if not self._families(question) <= families:  # a service of another family came meanwhile
             after = replace(after, next_at=self._clock())
         self.lookups["failed" if after.failures else "answered"] += 1
         self._put(question, after)
@@ -347,28 +298,21 @@ class Resolver:
             self._observer.names_resolved(str(question), self.services_of(question))
         log_change(question, self.services_of(question), before, after)
 
-    def _handle(self, question: Question, before: NameState, result: LookupResult) -> NameState:
-        """The state after a lookup. An unexpected exception is a fault of this name alone, which is asked
-        again: what it had serves on."""
-        limits, now, part = self._options.limits, self._clock(), self._part()
+    async def _result(self, question: Question, families: frozenset[Family]) -> LookupResult:
+        """The result of a lookup. An unexpected exception is a fault of this name alone."""
         try:
-            usable = without_useless(result, self.usable)
-            return apply_result(before, usable, limits, now, self._wall(), part)
+            return await self._look_up(question, families, self.states.get(question, NameState()))
         except Exception as error:
-            log.exception("handling the answer for %s fails", question)
-            fault = internal_error(error, f"handling the answer for {question}")
-            return apply_result(before, LookupResult(fault=fault), limits, now, self._wall(), part)
+            return _failed(f"looking up {question}", error)
 
-    async def _result(
-        self, question: Question, families: Collection[Family], known: NameState
-    ) -> LookupResult:
-        """An unexpected exception is a fault of this name alone."""
-        options = self._options
+    def _apply(self, question: Question, before: NameState, result: LookupResult) -> NameState:
+        """The state after a lookup. After an unexpected exception what served serves on, and the name is
+        asked again."""
+        limits, times = self._options.limits, (self._clock(), self._wall(), self._part())
         try:
-            return await self._look_up(question, families, options.servers, known, options.limits.max_targets)
+            return apply_result(before, without_useless(result, self.usable), limits, *times)
         except Exception as error:
-            log.exception("looking up %s fails", question)
-            return LookupResult(fault=internal_error(error, f"looking up {question}"))
+            return apply_result(before, _failed(f"handling the answer for {question}", error), limits, *times)
 
     async def save_changes(self) -> None:
         """Save answers after changes, for ever. Raises OSError; run again, it saves all."""
@@ -395,9 +339,49 @@ class Resolver:
             save(self._options.file, dict(self._answers_to_save()))
 
     def _answers_to_save(self) -> Iterator[tuple[Question, SavedAnswer]]:
-        for question, state in list(self._states.items()):
+        kept = [(question, state) for question, state in self._kept.items() if question in self._users]
+        for question, state in (*kept, *self.states.items()):
             if state.serving:  # what is on trial must not be the last good answer after a restart
                 yield question, SavedAnswer(state.established, state.answered_at)
-        for question, saved in list(self._saved.items()):
-            if question in self._users:  # it waits for a place
-                yield question, saved
+
+
+def _failed(doing: str, error: Exception) -> LookupResult:
+    log.error("%s fails", doing, exc_info=error)
+    return LookupResult(fault=internal_error(error, doing))
+
+
+def log_change(question: Question, services: Collection[str], before: NameState, after: NameState) -> None:
+    """Log what a lookup changed. A fault is logged when it begins, when its reason is another one, and when
+    it is over."""
+
+    def write(level: int, event: Event, text: str, reason: str = "") -> None:
+        log.log(level, "%s", text, extra=fields(event, service=services, cause=str(question), reason=reason))
+
+    if after.fault and after.fault != before.fault:
+        kept = "its last good answer serves" if after.serving else "it has no answer yet: no backend of it"
+        write(logging.WARNING, Event.NAME_FAILED, f"{question}: {after.fault}; {kept}", after.fault)
+    elif before.fault and not after.fault:
+        write(logging.INFO, Event.NAME_RECOVERED, f"{question} is resolved again")
+    if after.held and not before.held:
+        held = _shown(target for target in after.serving if target.endpoint in after.held)
+        reason = f"an answer lacks {held}; they serve on until answers have lacked them for a while"
+        write(logging.WARNING, Event.NAME_HELD, f"{question}: {reason}", reason)
+    if after.serving != before.serving:
+        reason = _difference(before.serving, after.serving)
+        write(logging.INFO, Event.NAME_CHANGED, f"{question}: {reason}", reason)
+
+
+def _difference(before: Collection[Target], after: Collection[Target]) -> str:
+    old, new = {target.endpoint for target in before}, {target.endpoint for target in after}
+    parts = []
+    if new - old:
+        parts.append(f"new: {_shown(target for target in after if target.endpoint not in old)}")
+    if old - new:
+        parts.append(f"gone: {_shown(target for target in before if target.endpoint not in new)}")
+    return ", ".join(parts) or "other weights or priorities"
+
+
+def _shown(targets: Iterable[Target]) -> str:
+    texts = list(map(str, targets))
+    more = f" and {len(texts) - _MOST_SHOWN} more" if len(texts) > _MOST_SHOWN else ""
+    return " ".join(texts[:_MOST_SHOWN]) + more

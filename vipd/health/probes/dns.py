@@ -7,9 +7,9 @@ import secrets
 from typing import cast
 
 from vipd.health.probes.base import ProbeContext
-from vipd.health.probes.dns_message import MalformedError, Reply, encode_query, read_reply, same_record
 from vipd.health.probes.udp import MOST_ANSWER, connected
 from vipd.health.result import ProbeResult
+from vipd.host.dns_message import MalformedError, Reply, encode_query, read_reply, same_record
 from vipd.model.check import DnsProbe
 
 MOST_OTHERS = 100
@@ -50,10 +50,10 @@ async def probe_dns(asking: ProbeContext) -> ProbeResult:
 def _judged(probe: DnsProbe, reply: Reply, seconds: float) -> ProbeResult:
     if reply.rcode != probe.rcode:
         return ProbeResult.failure(reply.rcode, seconds)
-    if not probe.answer or any(same_record(record, probe.answer) for record in reply.records):
+    if not probe.answer or any(same_record(record.text, probe.answer) for record in reply.records):
         return ProbeResult.success(seconds)
     if reply.truncated:
         return ProbeResult.failure("the wanted record is not in the answer, which is truncated", seconds)
-    shown = ", ".join(reply.records[:_MOST_SHOWN]) or "no record"
+    shown = ", ".join(record.text for record in reply.records[:_MOST_SHOWN]) or "no record"
     more = ", …" if len(reply.records) > _MOST_SHOWN else ""
     return ProbeResult.failure(f"the answer is {shown}{more}", seconds)
