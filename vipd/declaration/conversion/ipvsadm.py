@@ -3,8 +3,7 @@ keepalived. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from typing import TypeAlias
 
 from vipd.declaration.conversion.directives import (
     AT_RANDOM,
@@ -20,7 +19,8 @@ from vipd.declaration.conversion.directives import (
 from vipd.declaration.conversion.draft import Conversion, ServiceDraft
 from vipd.model.service import Protocol
 
-DEFAULT_SCHEDULER = "wlc"
+DEFAULT_BALANCE = "least-connections"
+"""Without a scheduler IPVS uses wlc."""
 _BALANCES = {
     **dict.fromkeys(("rr", "wrr"), "round-robin"),
     **dict.fromkeys(("sh", "mh"), "source-hash"),
@@ -35,36 +35,42 @@ METHODS = {
 """The forwarding methods by ipvsadm's letter, each with what is lost."""
 
 
+def scheduler(directive: Directive) -> Keys:
+    """The balance of the scheduler that a directive names."""
+    balance = _BALANCES.get(directive.first or "wlc")
+    return {"balance": balance} if balance else at_random(directive)
+
+
+def at_random(directive: Directive) -> Keys:
+    """Report a scheduler, or a flag of one, that has no counterpart."""
+    directive.lost(AT_RANDOM)
+    return {"balance": "random"}
+
+
+FLAGS: Table = dict.fromkeys(("sh-port", "mh-port", "flag-2"), at_random)
+IGNORED_FLAGS = Names("sh-fallback, mh-fallback, flag-1")
+"""Flags of schedulers: a flow never goes to a backend that is down."""
+
+
 def lower_threshold(directive: Directive) -> Keys:
     """Note how the lower threshold of a server differs."""
     directive.note("a full backend gets flows again when a twentieth of them has ended")
     return {}
 
 
-def set_balance(draft: ServiceDraft, at: Directive, scheduler: str, flags: Iterable[str]) -> None:
-    """Give a draft the balance of a scheduler with these flags; report what has no counterpart."""
-    if scheduler not in _BALANCES:
-        at.part(f"scheduler {scheduler}").lost(AT_RANDOM)
-    draft.keys["balance"] = _BALANCES.get(scheduler, "random")
-    for flag in flags:
-        if flag in ("sh-port", "mh-port", "flag-2"):
-            draft.keys["balance"] = "random"
-            at.part(flag).lost(AT_RANDOM)
-        elif flag in ("sh-fallback", "mh-fallback", "flag-1"):
-            at.part(flag).note("a flow never goes to a backend that is down")
-        else:
-            at.part(f"flag {flag}").lost()
+def add_server(draft: ServiceDraft, at: Directive, keys: Keys, method: str, scheduler: str) -> None:
+    """Add a server that gets packets by a method, and by a scheduler."""
     # These schedulers do not read weights, except that 0 means none.
-    for server in draft.servers if scheduler in ("rr", "lc") else ():
-        if server.keys.get("weight", 1) > 1:
-            server.at.note(f"the scheduler {scheduler} does not use its weight, so that weight 1 was written")
-            server.keys["weight"] = 1
-
-
-def set_masquerade(draft: ServiceDraft, methods: Collection[str]) -> None:
-    """IPVS keeps the client's address with NAT: then the backends' replies come through this host."""
-    if methods and set(methods) == {"m"}:
-        draft.keys["masquerade"] = "hairpin"
+    if scheduler in ("rr", "lc") and keys.get("weight", 1) > 1:
+        at.note(f"the scheduler {scheduler} does not use its weight, so that weight 1 was written")
+        keys["weight"] = 1
+    if not draft.add(at, keys):
+        return
+    # IPVS keeps the client's address with NAT: then the backends' replies come through this host.
+    if method == "m":
+        draft.keys.setdefault("masquerade", "hairpin")
+    else:
+        draft.keys["masquerade"] = "auto"
 
 
 _LONG_NAMES = (
@@ -79,36 +85,27 @@ _LONG = {
 """The letters of long options; others have none."""
 _WITHOUT_VALUE = Names("-A, -a, -E, -e, -D, -d, -C, -Z, -g, -i, -m, -o, -6, -n, --tun-nocsum, --tun-csum")
 _SERVICES = {"-t": Protocol.TCP, "-u": Protocol.UDP, "--sctp-service": Protocol.SCTP}
-_SERVICE_READ = Names("-A, -t, -u, --sctp-service, -s, -b, -6, -n")
+_SERVICE_READ = Names("-A, -t, -u, --sctp-service, -b, -6, -n")
 _SERVER_READ = Names("-a, -t, -u, --sctp-service, -r, -g, -i, -m, -6, -n, --tun-*")
 _DEFAULT_PERSISTENCE = "300"
 """Seconds of -p without a number."""
 
 
-@dataclass(slots=True)
-class _Virtual:
-    """A virtual service while its servers are read. Without a draft it is not converted."""
-
-    options: dict[str, Directive]
-    draft: ServiceDraft | None = None
-    methods: set[str] = field(default_factory=set)
+_Services: TypeAlias = dict[tuple[str, str], tuple[ServiceDraft | None, str]]
+"""The drafts by option and address, each with its scheduler; None if it is not converted."""
 
 
 def read_ipvsadm(conversion: Conversion, text: str) -> None:
     """Every -A and -a of the text."""
-    services: dict[tuple[str, str], _Virtual] = {}
+    services: _Services = {}
     for number, row in enumerate(text.split("\n"), 1):
         words = row.split()
         if words and words[0].rpartition("/")[2] == "ipvsadm":
             del words[0]
         if words and not words[0].startswith("#"):
             _read_command(conversion, Directive(conversion.report, number, words), services)
-    for virtual in services.values():
-        if draft := virtual.draft:
-            scheduler, flags = virtual.options.get("-s"), virtual.options.get("-b")
-            name = scheduler.first if scheduler else DEFAULT_SCHEDULER
-            set_balance(draft, draft.at, name, filter(None, flags.first.split(",")) if flags else ())
-            set_masquerade(draft, virtual.methods)
+    for draft, _ in services.values():
+        if draft:
             conversion.add(draft)
 
 
@@ -129,7 +126,7 @@ def _options(line: Directive) -> list[Directive]:
     return options
 
 
-def _read_command(conversion: Conversion, line: Directive, services: dict[tuple[str, str], _Virtual]) -> None:
+def _read_command(conversion: Conversion, line: Directive, services: _Services) -> None:
     options: dict[str, Directive] = {}
     for option in _options(line):
         if options.setdefault(option.name, option) is not option:
@@ -147,27 +144,28 @@ def _read_command(conversion: Conversion, line: Directive, services: dict[tuple[
     if command == "-a" and service not in services:
         at.lost("no -A before it adds this service")
     elif command == "-a":
-        _read_server(at, services[service], options)
+        _read_server(at, *services[service], options)
     elif service in services:
         at.lost("stands already in this file; the first one was used")
     else:
-        services[service] = _Virtual(options, _read_service(conversion, at, kind, options))
+        name = options["-s"].first if "-s" in options else ""
+        services[service] = (_read_service(conversion, at, kind, options), name)
 
 
 def _read_service(
     conversion: Conversion, at: Directive, kind: str, options: dict[str, Directive]
 ) -> ServiceDraft | None:
     """A virtual service; None after a report."""
-    draft = ServiceDraft(conversion, at)
-    if kind not in _SERVICES:
-        at.lost("is not converted: declare the addresses and ports that the mark stands for")
-        return None
-    host, port = _split_address(options[kind].first)
+    draft = ServiceDraft(conversion, at, keys={"balance": DEFAULT_BALANCE})
+    host, port = _split_address(options[kind].first) if kind in _SERVICES else ("", "")
     if not port.strip("0"):
-        at.lost("is not converted: a service needs its ports, and this is every port")
+        at.lost("is not converted: declare the addresses and ports that it stands for")
         return None
     draft.listen(at, _SERVICES[kind], host, port)
     draft.keys |= keys_of(options.values(), _SERVICE, (), _SERVICE_READ)
+    if flags := options.get("-b"):
+        parts = [flags.part(flag) for flag in filter(None, flags.first.split(","))]
+        draft.keys |= keys_of(parts, FLAGS, IGNORED_FLAGS)
     return draft
 
 
@@ -187,7 +185,7 @@ def _netmask(option: Directive) -> Keys:
     return {}
 
 
-_SERVICE: Table = {"-p": _persistence, "-M": _netmask}
+_SERVICE: Table = {"-s": scheduler, "-p": _persistence, "-M": _netmask}
 _SERVER: Table = {
     "-w": weight,
     "-x": max_connections,
@@ -195,19 +193,20 @@ _SERVER: Table = {
 }
 
 
-def _read_server(command: Directive, virtual: _Virtual, options: dict[str, Directive]) -> None:
-    draft = virtual.draft
+def _read_server(
+    command: Directive, draft: ServiceDraft | None, scheduler: str, options: dict[str, Directive]
+) -> None:
     if draft is None:
         return  # reported with the service
     real = options.get("-r", command.part("-r", ""))
     at = command.part(*real.words)
-    method = next((letter for letter in "gim" if f"-{letter}" in options), "g")
     host, port_text = _split_address(real.first)
     port = at.port(port_text) if port_text.strip("0") else draft.only_port
     keys = keys_of(options.values(), _SERVER, (), _SERVER_READ)
-    if port is None or not draft.add(at, {**keys, "address": host, "port": port}):
+    if port is None:
         draft.lost_servers = True
         return
+    method = next((letter for letter in "gim" if f"-{letter}" in options), "g")
     if METHODS[method]:
         at.part(*at.words, f"-{method}").lost(METHODS[method])
-    virtual.methods.add(method)
+    add_server(draft, at, {**keys, "address": host, "port": port}, method, scheduler)

@@ -23,36 +23,29 @@ from vipd.declaration.conversion.directives import (
 )
 from vipd.declaration.conversion.draft import UNCHECKED, Conversion, ServiceDraft
 from vipd.declaration.conversion.ipvsadm import (
-    DEFAULT_SCHEDULER,
+    DEFAULT_BALANCE,
+    FLAGS,
     METHODS,
+    add_server,
     lower_threshold,
-    set_balance,
-    set_masquerade,
+    scheduler,
 )
 from vipd.model import limits
 from vipd.model.service import Protocol
 
 _TOKEN = re.compile(
-    r'[ \t\r\f\v]+|"(?P<quoted>[^"]*)"?|(?P<sign>[{}])|(?P<word>(?:\$\{\w*\}|[^\s{}"])+)', re.ASCII
+    r'(?P<continued>\\[ \t]*\n)|(?P<end>\n)|[ \t\r\f\v]+|(?P<comment>[#!][^\n]*)|"(?P<quoted>[^"\n]*)"?'
+    r'|(?P<sign>[{}])|(?P<word>(?:\$\{\w*\}|(?!\\[ \t]*\n)[^\s{}"])+)',
+    re.ASCII,
 )
-_CONTINUED = re.compile(r"\\[ \t]*$")
 _PROTOCOLS = {protocol.value.upper(): protocol for protocol in Protocol}
 _METHODS = {"NAT": "m", "DR": "g", "TUN": "i"}
-_FLAGS = ("flag-1", "flag-2", "flag-3", "sh-port", "sh-fallback", "mh-port", "mh-fallback")
-_CHECK_SETTINGS = (
-    *("delay_loop", "connect_timeout", "retry", "delay_before_retry", "warmup", "alpha", "virtualhost"),
-)
+_CHECK_SETTINGS = ("delay_loop", "connect_timeout", "retry", "alpha", "virtualhost")
 """What a virtual server, a real server or a checker says of checks: the innermost one counts."""
-_VIRTUAL_READ = {
-    *(*_CHECK_SETTINGS, *_FLAGS, "lb_algo", "lvs_sched", "lb_kind", "lvs_method", "protocol", "real_server"),
-    *("sorry_server", "sorry_server_lvs_method"),
-}
 _IGNORED = Names(
-    "smtp_alert, snmp_name, omega, ha_suspend, inhibit_on_failure, sorry_server_inhibit, ip_family"
-)
-_CHECKER_IGNORED = Names(
-    "http_protocol, fast_recovery, log_all_failures, enable_sni, helo_name, regex_stack, regex_min_offset, "
-    "regex_max_offset"
+    "smtp_alert, snmp_name, omega, ha_suspend, inhibit_on_failure, sorry_server_inhibit, ip_family, "
+    "sh-fallback, mh-fallback, flag-1, delay_before_retry, warmup, http_protocol, fast_recovery, "
+    "log_all_failures, enable_sni, helo_name, regex_stack, regex_min_offset, regex_max_offset"
 )
 _SHELL_SIGNS = frozenset("|&;<>()$`*?[~")
 
@@ -80,49 +73,27 @@ _EVERY = Names("*")
 
 def _tokens(text: str) -> Iterator[Token]:
     """The words and braces; a directive ends with its line, unless a brace opens the next one."""
-    ended = 0
-    for number, row in _rows(text):
-        for sign, word in _tokens_of(row):
-            if ended and sign != "{":
+    line, ended = 1, 0
+    for token in _TOKEN.finditer(text):
+        kind = token.lastgroup or ""
+        if kind == "end":
+            ended = ended or line
+        elif kind in ("sign", "word", "quoted"):
+            if ended and token[0] != "{":
                 yield ended, ";", ""
             ended = 0
-            yield number, sign, word
-        ended = ended or number
-    if ended:
-        yield ended, ";", ""
-
-
-def _rows(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their continuations after a backslash; the number is that of the first one."""
-    parts: list[str] = []
-    start = 0
-    for number, row in enumerate(text.split("\n"), 1):
-        start = start if parts else number
-        continued = _CONTINUED.search(row)
-        parts.append(row[: continued.start()] if continued else row)
-        if not continued:
-            yield start, " ".join(parts)
-            parts = []
-    if parts:
-        yield start, " ".join(parts)
-
-
-def _tokens_of(row: str) -> Iterator[tuple[str, str]]:
-    """Signs, and words without a sign."""
-    for token in _TOKEN.finditer(row):
-        word = token["word"] or token["quoted"]
-        if token["word"] and word[0] in "#!":
-            return
-        if token["sign"] or word is not None:
-            yield token["sign"] or "", word or ""
+            yield line, *((token[0], "") if kind == "sign" else ("", token[kind]))
+        line += token[0].count("\n")
+    yield line, ";", ""
 
 
 def _read_virtual(
     conversion: Conversion, virtual: Directive, groups: Mapping[str, Directive]
 ) -> ServiceDraft | None:
     """A virtual_server; None without an address and port, which is reported."""
-    draft = ServiceDraft(conversion, virtual)
-    draft.keys = keys_of(virtual.block or (), _VIRTUAL, _IGNORED, _VIRTUAL_READ)
+    draft = ServiceDraft(conversion, virtual, keys={"balance": DEFAULT_BALANCE})
+    draft.keys |= keys_of(virtual.block or (), _VIRTUAL, _IGNORED, {*_VIRTUAL_READ, *FLAGS})
+    draft.keys |= keys_of(virtual.block or (), FLAGS, (), _EVERY)
     settings = _settings(virtual)
     protocol = settings.get("protocol", virtual.part("protocol", "TCP"))
     if protocol.value.upper() not in _PROTOCOLS:
@@ -133,14 +104,11 @@ def _read_virtual(
     if not draft.listeners:
         return None
     method = _method(virtual, "m")
-    methods = {_read_server(draft, server, settings, method) for server in virtual.all("real_server")}
-    if sorry := settings.get("sorry_server"):
-        _add(draft, sorry, {}, fallback=True)
+    for server in virtual.all("real_server"):
+        _read_server(draft, server, settings, method)
+    if (sorry := settings.get("sorry_server")) and (keys := _socket(draft, sorry)):
+        draft.add(sorry, keys, fallback=True)
         _method(virtual, method, "sorry_server_lvs_method")
-    scheduler = settings.get("lb_algo") or settings.get("lvs_sched") or virtual.part("lb_algo")
-    flags = [flag for flag in _FLAGS if flag in settings]
-    set_balance(draft, scheduler, scheduler.first or DEFAULT_SCHEDULER, flags)
-    set_masquerade(draft, methods)
     return draft
 
 
@@ -173,6 +141,8 @@ def _persistence_granularity(directive: Directive) -> Keys:
 
 
 _VIRTUAL: Table = {
+    "lb_algo": scheduler,
+    "lvs_sched": scheduler,
     "persistence_timeout": _persistence_timeout,
     "persistence_granularity": _persistence_granularity,
 }
@@ -228,26 +198,31 @@ def _range(at: Directive, text: str) -> Iterable[str]:
 
 def _read_server(
     draft: ServiceDraft, server: Directive, virtual: Mapping[str, Directive], method: str
-) -> str:
-    """Add a real_server; the letter of its forwarding method."""
+) -> None:
+    """Add a real_server."""
     keys = keys_of(server.block or (), _SERVER, _IGNORED, _SERVER_READ)
+    method = _method(server, method)
+    socket = _socket(draft, server)
+    if socket is None:
+        draft.lost_servers = True
+        return
     settings = {**virtual, **_settings(server)}
-    for number, checker in enumerate(d for d in server.block or () if d.name in _CHECKERS):
-        if number:
-            checker.lost("a backend has one check, and this is another one")
-        else:
-            keys["check"] = _check(checker, settings, server.first)
-    _add(draft, server, keys)
-    return _method(server, method)
+    checkers = [directive for directive in server.block or () if directive.name in _CHECKERS]
+    for checker in checkers[:1]:
+        keys["check"] = _check(checker, settings, server.first)
+    for checker in checkers[1:]:
+        checker.lost("a backend has one check, and this is another one")
+    algorithm = virtual.get("lb_algo") or virtual.get("lvs_sched")
+    add_server(draft, server, {**keys, **socket}, method, algorithm.first if algorithm else "")
 
 
-def _add(draft: ServiceDraft, at: Directive, keys: Keys, *, fallback: bool = False) -> None:
-    """Add the server that the arguments name; without a port it has that of the virtual server."""
-    port = at.port(at.words[2]) if len(at.words) > 2 else draft.only_port
-    if port is None and len(at.words) > 2:
-        draft.lost_servers = draft.lost_servers or not fallback
-    else:
-        draft.add(at, {**keys, "address": at.first, "port": port}, fallback=fallback)
+def _socket(draft: ServiceDraft, server: Directive) -> Keys | None:
+    """The address and port that the arguments name; without a port, that of the virtual server. None after a
+    report."""
+    if len(server.words) < 3:
+        return {"address": server.first, "port": draft.only_port}
+    port = server.port(server.words[2])
+    return {"address": server.first, "port": port} if port else None
 
 
 _SERVER: Table = {"weight": weight, "uthreshold": max_connections, "lthreshold": lower_threshold}
@@ -265,13 +240,11 @@ def _check(checker: Directive, outer: Mapping[str, Directive], server: str) -> K
     check = dict(kind.keys)
     if kind.table is _HTTP and (host := settings.get("virtualhost")) and host.first:
         check["host"] = host.first
-    own = list(_flat(checker))
-    check |= keys_of(own, kind.table, _CHECKER_IGNORED, _CHECKER_READ)
+    check |= keys_of(_flat(checker), kind.table, _IGNORED, _CHECKER_READ)
     if (ip := settings.get("connect_ip")) and ip.arguments != [server]:
         ip.lost("a check asks the backend's own address")
-    if "send" in check and not any(directive.name == "payload" for directive in own):
-        at.note("keepalived sends random bytes, vipd a zero byte")
-    if check["type"] == "exec" and not _is_command(checker, check):
+    if kind.table is _MISC and "command" not in check:
+        at.lost("has no program with an absolute path and plain arguments: the backend is not checked")
         return UNCHECKED
     if port := settings.get("connect_port"):
         check |= port.key("port")
@@ -293,20 +266,6 @@ def _flat(checker: Directive) -> Iterator[Directive]:
             )
 
 
-def _is_command(checker: Directive, check: Keys) -> bool:
-    """Whether a check has its program; notes whose it is."""
-    path = checker.last("misc_path")
-    if "command" not in check:
-        if path is None:
-            checker.part(checker.name).lost(_NO_PROGRAM)
-        return False
-    if path and "user" not in check:
-        path.note(
-            "a check runs as a user without an account, with VIPD_ADDRESS and VIPD_PORT in its environment"
-        )
-    return True
-
-
 def _timing(checker: Directive, settings: Mapping[str, Directive], kind: _Checker) -> Keys:
     def seconds(name: str, default: float) -> float:
         number = settings[name].time() if name in settings else None
@@ -320,9 +279,6 @@ def _timing(checker: Directive, settings: Mapping[str, Directive], kind: _Checke
     interval = seconds("delay_loop", 60.0)
     program = checker.name == "MISC_CHECK"
     timeout = seconds("misc_timeout", interval) if program else seconds("connect_timeout", 5.0)
-    for name, key in (("delay_before_retry", "interval"), ("warmup", "jitter")):
-        if name in settings:
-            settings[name].note(f"{key} of the check holds here, too")
     alpha = settings.get("alpha")
     healthy = alpha is None or alpha.arguments in (["false"], ["off"], ["no"])
     start = "healthy" if healthy else "unhealthy"
@@ -342,20 +298,14 @@ def _hexadecimal(directive: Directive) -> str:
     return f"hex:{payload.hex()}" if payload else ""
 
 
-_NO_PROGRAM = "is no program with an absolute path and plain arguments: the backend is not checked"
-
-
 def _command(directive: Directive) -> Keys:
     """The words of a command that needs no shell."""
-    text = directive.value
     try:
-        words = shlex.split(text)
+        words = shlex.split(directive.value)
     except ValueError:
         words = []
-    if words and words[0].startswith("/") and not _SHELL_SIGNS.intersection(text):
-        return {"command": words}
-    directive.lost(_NO_PROGRAM, "write a script, and check: {type: exec, command: [PATH]}")
-    return {}
+    plain = words and words[0].startswith("/") and not _SHELL_SIGNS.intersection(directive.value)
+    return {"command": words} if plain else {}
 
 
 def _text(key: str) -> Callable[[Directive], Keys]:
@@ -401,3 +351,7 @@ _CHECKERS = {
 }
 _SERVER_READ = {*_CHECK_SETTINGS, *_CHECKERS, "lb_kind", "lvs_method"}
 _CHECKER_READ = {*_CHECK_SETTINGS, "connect_port", "connect_ip", "misc_timeout"}
+_VIRTUAL_READ = {
+    *(*_CHECK_SETTINGS, "lb_kind", "lvs_method", "protocol", "real_server", "sorry_server"),
+    "sorry_server_lvs_method",
+}
