@@ -122,6 +122,8 @@ class ServiceDraft:
         if backends is None:
             self.lost_servers = self.lost_servers or not fallback
             return False
+        if kind != "address":
+            at.note("every address of the name serves, and vipd follows DNS")
         if kind == "srv" and keys.get("weight", 1) != 1:
             at.lost("the records say the weights")
         own = ("port", "weight") if kind == "srv" else ()
@@ -183,21 +185,15 @@ class Conversion:
 
     def _advise(self, services: Sequence[Service]) -> None:
         """Note, once a file, what its services need of the host."""
-        own = [
-            (service.origin.line, address)
-            for service in services
-            for address in service.addresses
-            if address not in self.virtual.values()
-        ]
-        for line, address in own[:1]:
-            reason = (
-                "vipd refuses an address that a host has: remove it from all interfaces, and route it here"
-            )
-            self.report.note(line, f"address {address}", reason)
-        hashed = [service.origin.line for service in services if service.balance is Balance.SOURCE_HASH]
-        for line in hashed[:1]:
-            reason = "needs the nftables dataplane; with iptables write affinity: client-ip"
-            self.report.note(line, "balance: source-hash", reason)
+        for service in services:
+            if address := next((a for a in service.addresses if a not in self.virtual.values()), ""):
+                self.report.note(service.origin.line, f"address {address}", _NO_ADDRESS)
+                break
+        for service in services:
+            if service.balance is Balance.SOURCE_HASH:
+                reason = "needs the nftables dataplane; with iptables write affinity: client-ip"
+                self.report.note(service.origin.line, "balance: source-hash", reason)
+                break
 
     def _add_service(self, draft: ServiceDraft, listeners: Sequence[Listener]) -> None:
         """Make a service of listeners with the same ports."""

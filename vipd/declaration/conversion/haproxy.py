@@ -16,6 +16,7 @@ from vipd.declaration.conversion.directives import (
     Table,
     impossible,
     keys_of,
+    lost,
     max_connections,
     split_address,
     weight,
@@ -40,17 +41,22 @@ _READ = Names(
     "disabled, stick-table, stick on, timeout check, tcp-check, tcp-check connect, http-check send, "
     "http-check expect, option allbackups, option httpchk, option tcp-check"
 )
+_LOST: Table = dict.fromkeys(
+    [f"option {name}-check" for name in ("mysql", "pgsql", "redis", "ldap", "spop", "external")]
+    + [
+        "option smtpchk",
+        "option ssl-hello-chk",
+        "option transparent",
+        "http-check disable-on-404",
+        "http-check connect",
+    ],
+    lost,
+)
 _IGNORED = Names(
     "log*, error*, capture, unique-id-*, description, id, guid, stats*, email-alert, enabled, bind-process, "
     "backlog, grace, load-server-state-from-file, server-state-file-name, retries, retry-on, hash-*, "
-    "cookie, external-check, compression, monitor-uri, redirect, http-re*, http-error, http-after-response, "
-    "use-fcgi-app, http-check comment, http-check send-state, max-keep-alive-queue, timeout*, no*, "
-    "clitcpka-*, srvtcpka-*, option tcplog, option dontlog*, option log*, option contstats, "
-    "option socket-stats, option prefer-last-server, option splice-*, option nolinger, option tcpka, "
-    "option clitcpka, option srvtcpka, option abortonclose, option redispatch, option tcp-smart-*, "
-    "option independent-streams, option idle-close-on-response, option persist, option httplog, "
-    "option httpslog, option httpclose, option http-*, option h1-*, option accept-*, option disable-h2*, "
-    "option checkcache, option forward*, option originalto"
+    "cookie, external-check, compression, monitor-uri, redirect, http-*, use-fcgi-app, "
+    "max-keep-alive-queue, timeout*, no*, clitcpka-*, srvtcpka-*, option *"
 )
 """Lines about the data, its log, and the proxy's own connections."""
 _BALANCES = {
@@ -60,7 +66,7 @@ _BALANCES = {
     "leastconn": "least-connections",
 }
 
-_VALUED = Names(
+_VALUED_NAMES = (
     "accept-netscaler-cip, namespace, interface, maxconn, name, id, backlog, mss, nice, process, thread, "
     "shards, tcp-ut, mode, user, group, uid, gid, level, proto, guid, guid-prefix, weight, port, inter, "
     "fall, rise, slowstart, source, verify, ca-file, check-sni, check-proto, check-alpn, socks4, minconn, "
@@ -69,18 +75,13 @@ _VALUED = Names(
     "agent-send, sni, alpn, npn, proxy-v2-options, crt, crl-file, ciphers, ciphersuites, verifyhost, "
     "ssl-min-ver, ssl-max-ver, curves"
 )
+_VALUED = Names(_VALUED_NAMES)
 """Parameters of bind and server lines with a value behind them."""
-_BIND_IGNORED = Names(
-    "v4v6, defer-accept, tfo, transparent, v6only, name, id, backlog, mss, nice, process, thread, shards, "
-    "tcp-ut, mode, user, group, uid, gid, level, proto, guid-prefix"
+_KNOWN = Names(
+    f"{_VALUED_NAMES}, defer-accept, tfo, transparent, v4v6, v6only, non-stick, stick, allow-0rtt, ssl-reuse, "
+    "tls-tickets, force-*"
 )
-_SERVER_IGNORED = Names(
-    "cookie, redir, proto, check-proto, check-alpn, max-reuse, pool-*, log-proto, id, guid, non-stick, "
-    "stick, error-limit, on-error, tfo, tcp-ut, resolvers, resolve-prefer, resolve-opts, init-addr, "
-    "agent-inter, agent-port, agent-addr, agent-send, proxy-v2-options, allow-0rtt, ssl-reuse, tls-tickets, "
-    "sni, alpn, npn, crt, crl-file, ciphers, ciphersuites, verifyhost, ssl-min-ver, ssl-max-ver, curves, "
-    "force-*"
-)
+"""Parameters that no flow depends on, unless a table has them."""
 _SERVER_READ = Names(
     "check, inter, fall, rise, port, check-ssl, check-sni, verify, ca-file, slowstart, source"
 )
@@ -208,14 +209,17 @@ def _read_proxy(
     draft = ServiceDraft(conversion, section, section.first)
     for line in section.all("bind"):
         _read_bind(draft, line)
+    for rule in section.all("use_backend"):
+        if len(rule.words) > 2:
+            rule.lost()
     servers = section.last("server") or section.last("server-template")
     backend = section if servers else _backend_of(section, backends)
-    keys_of(section.block or (), {}, _IGNORED, _READ)
+    keys_of(section.block or (), _LOST, _IGNORED, _READ)
     if backend is None:
         section.lost("is not converted: it leads to no backend of this file")
         return None
     if backend is not section:
-        keys_of(backend.block or (), {}, _IGNORED, _READ)
+        keys_of(backend.block or (), _LOST, _IGNORED, _READ)
         if backend.last("disabled"):
             backend.lost("is disabled: its servers would serve here")
     _read_servers(draft, backend)
@@ -228,12 +232,8 @@ def _read_proxy(
 
 def _backend_of(section: Directive, backends: Mapping[str, Directive]) -> Directive | None:
     """The backend that all flows of a frontend go to."""
-    line = section.last("default_backend")
-    for rule in reversed(section.all("use_backend")):
-        if len(rule.words) == 2:
-            line = rule
-        else:
-            rule.lost()
+    plain = [rule for rule in section.all("use_backend") if len(rule.words) == 2]
+    line = plain[0] if plain else section.last("default_backend")
     if line is None or not line.arguments:
         return None
     if line.first not in backends:
@@ -243,7 +243,7 @@ def _backend_of(section: Directive, backends: Mapping[str, Directive]) -> Direct
 
 def _read_bind(draft: ServiceDraft, line: Directive) -> None:
     parameters = list(_parameters(line, line.words[2:]))
-    if IMPOSSIBLE in keys_of(parameters, _BIND, (), _BIND_IGNORED):
+    if IMPOSSIBLE in keys_of(parameters, _BIND, (), _KNOWN):
         return
     both = any(parameter.name == "v4v6" for parameter in parameters)
     for text in line.first.split(","):
@@ -258,6 +258,7 @@ def _read_bind(draft: ServiceDraft, line: Directive) -> None:
 
 _BIND: Table = {
     **dict.fromkeys(("ssl", "accept-proxy", "accept-netscaler-cip", "namespace"), impossible),
+    **dict.fromkeys(("interface", "maxconn"), lost),
 }
 
 
@@ -331,7 +332,7 @@ def _read_server(
     """Add the server of a line. `number`: of servers that a name stands for."""
     at = line.part(*line.words[:3])
     parameters = _server_parameters(section, line)
-    keys = keys_of(parameters.values(), _SERVER, _SERVER_IGNORED, _SERVER_READ)
+    keys = keys_of(parameters.values(), _SERVER, _KNOWN, _SERVER_READ)
     host, port_text = _split_address(line.words[2] if len(line.words) > 2 else "")
     port = at.port(port_text) if port_text.strip("0") else None
     if IMPOSSIBLE in keys or (port is None and port_text.strip("0")):
@@ -346,22 +347,8 @@ def _read_server(
         draft.slow_starts[start.time("ms") or 0] = start
     if "source" in parameters:
         draft.keys |= _source(parameters["source"])
-    if kind != "address":
-        _compare_names(at, kind, number, parameters)
-    elif number:
+    if kind == "address" and number:
         at.lost("is one address, and was written once")
-
-
-def _compare_names(at: Directive, kind: str, number: str, parameters: Mapping[str, Directive]) -> None:
-    """Note where the addresses of a name are others than HAProxy's."""
-    takes = f"takes {number or 'one'} at most" if "resolvers" in parameters else "takes one, when it starts"
-    reason = f"every address of the name serves, and vipd follows DNS; HAProxy {takes}"
-    if kind == "srv":
-        reason += ", and ignores the priority of records: the lowest number serves, others are its backups"
-        options = parameters.get("resolve-opts")
-        if options and "ignore-weight" in options.value:
-            options.lost("the records say the weights")
-    at.note(reason)
 
 
 def _server_parameters(section: Directive, server: Directive) -> dict[str, Directive]:
@@ -384,6 +371,8 @@ _SERVER: Table = {
     "backup": lambda _: {"backup": True},
     **dict.fromkeys(("ssl", "socks4", "namespace"), impossible),
     **dict.fromkeys([f"send-proxy{end}" for end in ("", "-v2", "-v2-ssl", "-v2-ssl-cn")], impossible),
+    **dict.fromkeys(("minconn", "maxqueue", "observe", "track", "addr", "fastinter", "downinter"), lost),
+    **dict.fromkeys(("on-marked-down", "on-marked-up", "resolve-net", "resolve-opts"), lost),
 }
 
 

@@ -201,8 +201,6 @@ def _read_backend(draft: ServiceDraft, server: Directive, check: Keys | str) -> 
         return
     if start := parameters.get("slow_start"):
         draft.slow_starts[start.time() or 0] = start
-    if kind != "address" and "resolve" not in parameters:
-        at.note("nginx looks the name up when it starts, and vipd follows DNS")
     if kind == "srv" and "backup" in keys:
         at.lost("records of every priority are backups, not those of the lowest alone")
 
