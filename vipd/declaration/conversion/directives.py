@@ -85,8 +85,7 @@ class Directive:
     report: Report = field(repr=False)
     line: int
     words: list[str]
-    block: list[Directive] | None = None
-    """None without a block."""
+    block: list[Directive] = field(default_factory=list)
 
     @property
     def name(self) -> str:
@@ -114,11 +113,16 @@ class Directive:
 
     def all(self, name: str) -> list[Directive]:
         """Every directive of this name in its block."""
-        return [directive for directive in self.block or () if directive.name == name]
+        return [directive for directive in self.block if directive.name == name]
 
     def last(self, name: str) -> Directive | None:
         """The directive of this name that counts in its block."""
-        return next((directive for directive in reversed(self.block or ()) if directive.name == name), None)
+        return next((directive for directive in reversed(self.block) if directive.name == name), None)
+
+    @property
+    def settings(self) -> dict[str, Directive]:
+        """The directives that count in its block: of each name the last one."""
+        return {directive.name: directive for directive in self.block}
 
     def part(self, *words: str) -> Directive:
         """A part of it, or another name for it, in messages."""
@@ -179,7 +183,7 @@ class Directive:
             "interval": longest,
             "timeout": _within(timeout, MIN_CHECK_SECONDS, longest),
             "rise": rise,
-            "fall": min(fall, MAX_COUNT),
+            "fall": min(max(fall, 1), MAX_COUNT),
         }
         for (name, became), was in zip(possible.items(), (interval, timeout, rise, fall), strict=True):
             if abs(was - became) > 0.001:
@@ -211,6 +215,7 @@ def keys_of(
     counting: dict[str, Directive] = {}
     for directive in directives:
         if directive.name in table:
+            counting.pop(directive.name, None)  # the order is that of the directives that count
             counting[directive.name] = directive
         elif directive.name in elsewhere:
             continue
@@ -276,8 +281,7 @@ def tree_of(report: Report, tokens: Iterable[Token]) -> list[Directive]:
             blocks[-1].append(Directive(report, start if words else line, words or ["{"]))
             words = []
         if sign == "{":
-            blocks.append([])
-            blocks[-2][-1].block = blocks[-1]
+            blocks.append(blocks[-1][-1].block)
         elif sign == "}":
             blocks.pop()
         if not 0 < len(blocks) <= limits.YAML_DEPTH:

@@ -18,6 +18,7 @@ from vipd.declaration.conversion.directives import (
     keys_of,
     lost,
     max_connections,
+    number_in,
     split_address,
     weight,
 )
@@ -78,8 +79,8 @@ _VALUED_NAMES = (
 _VALUED = Names(_VALUED_NAMES)
 """Parameters of bind and server lines with a value behind them."""
 _KNOWN = Names(
-    f"{_VALUED_NAMES}, defer-accept, tfo, transparent, v4v6, v6only, non-stick, stick, allow-0rtt, ssl-reuse, "
-    "tls-tickets, force-*"
+    f"{_VALUED_NAMES}, defer-accept, tfo, transparent, v4v6, v6only, non-stick, stick, allow-0rtt, "
+    "ssl-reuse, tls-tickets, force-*"
 )
 """Parameters that no flow depends on, unless a table has them."""
 _SERVER_READ = Names(
@@ -87,7 +88,6 @@ _SERVER_READ = Names(
 )
 _DEFAULT_INTERVAL = 2.0
 _HOST_HEADER = re.compile(r"(?i)host:(?:\\? )*([^\s\\]+)")
-_STATUS = re.compile(r"[1-5][0-9]{2}(?:-[1-5][0-9]{2})?(?:,[1-5][0-9]{2}(?:-[1-5][0-9]{2})?)*")
 _SPECIAL = re.compile(r"[.^$*+?\[|(){\\]")
 """Characters that mean something in the body of a check."""
 
@@ -101,7 +101,7 @@ def read_haproxy(conversion: Conversion, text: str) -> None:
     for section in sections:
         if section.name == "backend":
             continue
-        used |= {line.first for line in section.block or () if "backend" in line.name}
+        used |= {line.first for line in section.block if "backend" in line.name}
         mode = section.last("mode")
         if section.last("disabled"):
             section.note("is disabled, and was left out")
@@ -140,7 +140,7 @@ def _sections(report: Report, text: str) -> list[Directive]:
         elif line.name != "global":
             line.note()
     for section in proxies:
-        section.block = _in_force(section.block or [])
+        section.block = _in_force(section.block)
     return proxies
 
 
@@ -209,17 +209,14 @@ def _read_proxy(
     draft = ServiceDraft(conversion, section, section.first)
     for line in section.all("bind"):
         _read_bind(draft, line)
-    for rule in section.all("use_backend"):
-        if len(rule.words) > 2:
-            rule.lost()
     servers = section.last("server") or section.last("server-template")
     backend = section if servers else _backend_of(section, backends)
-    keys_of(section.block or (), _LOST, _IGNORED, _READ)
+    _report(section)
     if backend is None:
         section.lost("is not converted: it leads to no backend of this file")
         return None
     if backend is not section:
-        keys_of(backend.block or (), _LOST, _IGNORED, _READ)
+        _report(backend)
         if backend.last("disabled"):
             backend.lost("is disabled: its servers would serve here")
     _read_servers(draft, backend)
@@ -228,6 +225,15 @@ def _read_proxy(
     if source := backend.last("source"):
         draft.keys |= _source(source)
     return draft
+
+
+def _report(section: Directive) -> None:
+    """Report every line that is not read."""
+    keys_of(section.block, _LOST, _IGNORED, _READ)
+    for name, number in (("use_backend", 1), ("tcp-check connect", 0)):
+        for line in section.all(name):
+            if len(line.arguments) > number:
+                line.lost()
 
 
 def _backend_of(section: Directive, backends: Mapping[str, Directive]) -> Directive | None:
@@ -315,7 +321,7 @@ def _source(line: Directive) -> Keys:
 def _read_servers(draft: ServiceDraft, section: Directive) -> None:
     """Add the servers of a backend or listen section to a draft."""
     check = _check_of_all(section)
-    for line in section.block or ():
+    for line in section.block:
         if line.name == "server-template" and len(line.words) > 3:
             server = line.part("server-template", line.first, *line.words[3:])
             _read_server(draft, section, server, check, number=line.words[2])
@@ -335,6 +341,8 @@ def _read_server(
     keys = keys_of(parameters.values(), _SERVER, _KNOWN, _SERVER_READ)
     host, port_text = _split_address(line.words[2] if len(line.words) > 2 else "")
     port = at.port(port_text) if port_text.strip("0") else None
+    if IMPOSSIBLE in keys:
+        at.lost("is not converted")
     if IMPOSSIBLE in keys or (port is None and port_text.strip("0")):
         draft.lost_servers = True
         return
@@ -432,7 +440,7 @@ def _check_of_all(section: Directive) -> Keys:
     check |= zip(("path",) if len(words) == 1 else ("method", "path"), words, strict=False)
     if host := _HOST_HEADER.search(" ".join(words[2:])):
         check["host"] = host[1]
-    for line in section.block or ():
+    for line in section.block:
         if line.name == "http-check send":
             check |= _sent(line)
         elif line.name == "http-check expect":
@@ -445,8 +453,8 @@ def _expected(line: Directive) -> Keys:
     words = line.arguments
     while words[:1] and words[0] in ("min-recv", "comment", "ok-status", "error-status", "tout-status"):
         words = words[2:]
-    if words[:1] == ["status"] and _STATUS.fullmatch(" ".join(words[1:])):
-        return {"status": [int(text) if text.isdecimal() else text for text in words[1].split(",")]}
+    if words[:1] == ["status"] and len(words) == 2:
+        return line.key("status", [*map(number_in, words[1].split(","))])
     if words[:1] == ["string"] and len(words) == 2:
         return {"body": _SPECIAL.sub(r"\\\g<0>", words[1])}
     line.lost()

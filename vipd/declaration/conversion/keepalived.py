@@ -92,35 +92,28 @@ def _read_virtual(
 ) -> ServiceDraft | None:
     """A virtual_server; None without an address and port, which is reported."""
     draft = ServiceDraft(conversion, virtual, keys={"balance": DEFAULT_BALANCE})
-    draft.keys |= keys_of(virtual.block or (), _VIRTUAL, _IGNORED, {*_VIRTUAL_READ, *FLAGS})
-    draft.keys |= keys_of(virtual.block or (), FLAGS, (), _EVERY)
-    settings = _settings(virtual)
+    draft.keys |= keys_of(virtual.block, _VIRTUAL, _IGNORED, {*_VIRTUAL_READ, *FLAGS})
+    draft.keys |= keys_of(virtual.block, FLAGS, (), _EVERY)
+    settings = virtual.settings
     protocol = settings.get("protocol", virtual.part("protocol", "TCP"))
     if protocol.value.upper() not in _PROTOCOLS:
         protocol.lost("is no protocol that vipd balances")
         return None
-    for member in _members(draft, virtual, groups):
-        _read_listener(draft, member, _PROTOCOLS[protocol.value.upper()])
+    for member, words in _members(draft, virtual, groups):
+        _read_listener(draft, member, words, _PROTOCOLS[protocol.value.upper()])
     if not draft.listeners:
         return None
-    method = _method(virtual, "m")
+    method = _method(settings.get("lb_kind") or settings.get("lvs_method"), "m")
     for server in virtual.all("real_server"):
         _read_server(draft, server, settings, method)
     if (sorry := settings.get("sorry_server")) and (keys := _socket(draft, sorry)):
         draft.add(sorry, keys, fallback=True)
-        _method(virtual, method, "sorry_server_lvs_method")
+        _method(settings.get("sorry_server_lvs_method"), method)
     return draft
 
 
-def _settings(block: Directive) -> dict[str, Directive]:
-    """The directives of a block that count."""
-    return {directive.name: directive for directive in block.block or ()}
-
-
-def _method(block: Directive, default: str, *names: str) -> str:
+def _method(directive: Directive | None, default: str) -> str:
     """The letter of a forwarding method; reports one that is not NAT where it is written."""
-    written = (block.last(name) for name in names or ("lb_kind", "lvs_method"))
-    directive = next(filter(None, written), None)
     if directive is None:
         return default
     method = _METHODS.get(directive.first, "m")
@@ -148,29 +141,30 @@ _VIRTUAL: Table = {
 }
 
 
-def _members(draft: ServiceDraft, virtual: Directive, groups: Mapping[str, Directive]) -> list[Directive]:
-    """The addresses of a virtual server, or of its group."""
+def _members(
+    draft: ServiceDraft, virtual: Directive, groups: Mapping[str, Directive]
+) -> list[tuple[Directive, list[str]]]:
+    """The addresses of a virtual server, or of its group, each with its words."""
     if virtual.first != "group":
-        return [virtual.part("", *virtual.arguments)]
+        return [(virtual, virtual.arguments)]
     draft.name = " ".join(virtual.words[2:])
     if draft.name not in groups:
         virtual.lost("this file has no such virtual_server_group", "put both into one file")
         return []
-    return [member.part("", *member.words) for member in groups[draft.name].block or ()]
+    return [(member, member.words) for member in groups[draft.name].block or ()]
 
 
-def _read_listener(draft: ServiceDraft, member: Directive, protocol: Protocol) -> None:
+def _read_listener(draft: ServiceDraft, at: Directive, words: list[str], protocol: Protocol) -> None:
     """Add the address and port, or the range."""
-    at = member.part(member.value)
-    if member.first.startswith(ELSEWHERE):
+    if at.name.startswith(ELSEWHERE):
         at.not_read()
-    elif member.first == "fwmark":
+    elif words[:1] == ["fwmark"]:
         at.lost("declare the addresses and ports that the mark stands for")
-    elif len(member.words) < 3:
+    elif len(words) < 2:
         at.lost("a service needs its ports, and this is every port")
     else:
-        for address in _range(at, member.first):
-            draft.listen(at, protocol, address, member.words[2])
+        for address in _range(at, words[0]):
+            draft.listen(at, protocol, address, words[1])
 
 
 def _range(at: Directive, text: str) -> Iterable[str]:
@@ -200,14 +194,14 @@ def _read_server(
     draft: ServiceDraft, server: Directive, virtual: Mapping[str, Directive], method: str
 ) -> None:
     """Add a real_server."""
-    keys = keys_of(server.block or (), _SERVER, _IGNORED, _SERVER_READ)
-    method = _method(server, method)
+    keys = keys_of(server.block, _SERVER, _IGNORED, _SERVER_READ)
+    method = _method(server.last("lb_kind") or server.last("lvs_method"), method)
     socket = _socket(draft, server)
     if socket is None:
         draft.lost_servers = True
         return
-    settings = {**virtual, **_settings(server)}
-    checkers = [directive for directive in server.block or () if directive.name in _CHECKERS]
+    settings = {**virtual, **server.settings}
+    checkers = [directive for directive in server.block if directive.name in _CHECKERS]
     for checker in checkers[:1]:
         keys["check"] = _check(checker, settings, server.first)
     for checker in checkers[1:]:
@@ -230,7 +224,7 @@ _SERVER: Table = {"weight": weight, "uthreshold": max_connections, "lthreshold":
 
 def _check(checker: Directive, outer: Mapping[str, Directive], server: str) -> Keys | str:
     """The check that a checker is, of a server at that address."""
-    kind, settings = _CHECKERS[checker.name], {**outer, **_settings(checker)}
+    kind, settings = _CHECKERS[checker.name], {**outer, **checker.settings}
     at = checker.part(checker.name)
     if not kind.keys:
         at.lost("has no counterpart: the backend is not checked")
@@ -254,11 +248,11 @@ def _check(checker: Directive, outer: Mapping[str, Directive], server: str) -> K
 def _flat(checker: Directive) -> Iterator[Directive]:
     """The directives of a checker, and those in the first `url`; reports further ones."""
     urls = checker.all("url")
-    for directive in checker.block or ():
+    for directive in checker.block:
         if directive.name != "url":
             yield directive
         elif directive is urls[0]:
-            yield from directive.block or ()
+            yield from directive.block
         else:
             paths = [str(path) for path in directive.all("path")]
             directive.part(" ".join(["url", *paths])).lost(

@@ -45,7 +45,7 @@ _DEFAULT_SECONDS = 5.0
 def read_nginx(conversion: Conversion, text: str) -> None:
     """Every server of the stream block; also of a file that is included there."""
     top = tree_of(conversion.report, _tokens(text))
-    streams = [directive for directive in top if directive.name == "stream" and directive.block is not None]
+    streams = [directive for directive in top if directive.name == "stream" and directive.block]
     outside = [directive for directive in top if directive not in streams]
     # A server of http has its proxy_pass within a location.
     if not streams and any(server.last("proxy_pass") for server in outside if server.name == "server"):
@@ -55,7 +55,7 @@ def read_nginx(conversion: Conversion, text: str) -> None:
     for directive in outside:
         if directive.name == "include":
             directive.not_read()
-        elif directive.block is not None:
+        elif directive.block:
             directive.note("stays with nginx: vipd balances flows alone")
 
 
@@ -73,7 +73,7 @@ def _tokens(text: str) -> Iterator[Token]:
 def _read_stream(conversion: Conversion, stream: Directive) -> None:
     upstreams = {upstream.value: upstream for upstream in stream.all("upstream")}
     used: set[str] = set()
-    keys_of(stream.block or (), _LOST, _IGNORED, {*_SERVER, *_READ, "upstream", "server"})
+    keys_of(stream.block, _LOST, _IGNORED, {*_SERVER, *_READ, "upstream", "server"})
     for server in stream.all("server"):
         used |= {target.value for target in server.all("proxy_pass")}
         if draft := _read_server(conversion, stream, server, upstreams):
@@ -91,8 +91,8 @@ def _read_server(
     draft = ServiceDraft(conversion, server.part("server", *(listen.words[1:2] if listen else ())))
     for directive in server.all("listen"):
         _read_listen(draft, directive)
-    keys_of(server.block or (), _LOST, _IGNORED, {*_SERVER, *_READ})
-    settings = {directive.name: directive for directive in (*(stream.block or ()), *(server.block or ()))}
+    keys_of(server.block, _LOST, _IGNORED, {*_SERVER, *_READ})
+    settings = stream.settings | server.settings
     draft.keys = keys_of((settings[name] for name in _SERVER if name in settings), _SERVER, ())
     target = settings.get("proxy_pass")
     if draft.keys.pop(IMPOSSIBLE, False) or target is None or not target.first or "$" in target.first:
@@ -157,7 +157,7 @@ _LISTEN_IGNORED = Names(
 
 def _read_upstream(draft: ServiceDraft, upstream: Directive, check: Keys | str) -> None:
     draft.keys["balance"] = "round-robin"
-    draft.keys |= keys_of(upstream.block or (), _UPSTREAM, _IGNORED, {"server"})
+    draft.keys |= keys_of(upstream.block, _UPSTREAM, _IGNORED, {"server"})
     servers = upstream.all("server")
     for server in servers:
         _read_backend(draft, server, check)
