@@ -306,8 +306,9 @@ def _read_table(draft: ServiceDraft, table: Directive) -> None:
     values = dict(pairwise(table.arguments))
     seconds = table.part("expire", values["expire"]).time("ms") if "expire" in values else None
     draft.keys |= table.affinity(seconds)
-    for name in {"peers", "store"} & values.keys():
-        table.part("stick-table", name, values[name]).lost()
+    for name in ("peers", "store"):
+        if name in values:
+            table.part("stick-table", name, values[name]).lost()
 
 
 def _source(line: Directive) -> Keys:
@@ -390,8 +391,8 @@ def _check(section: Directive, at: Directive, check: Keys, parameters: Mapping[s
     interval = inter.time("ms") if inter else None
     interval = _DEFAULT_INTERVAL if interval is None else interval
     keys: Keys = {"rise": 2, "fall": 3}
-    for name in {"rise", "fall", "port"} & parameters.keys():
-        keys |= parameters[name].key(name)
+    for name in ("rise", "fall", "port"):
+        keys |= parameters[name].key(name) if name in parameters else {}
     timeout = _timeout(section, interval, check["type"] == "http")
     server = at.part(*at.words[:2])
     keys |= server.timing(interval, timeout, keys["rise"], keys["fall"])

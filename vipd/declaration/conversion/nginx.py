@@ -72,11 +72,12 @@ def _tokens(text: str) -> Iterator[Token]:
 
 def _read_stream(conversion: Conversion, stream: Directive) -> None:
     upstreams = {upstream.value: upstream for upstream in stream.all("upstream")}
+    common = stream.settings
     used: set[str] = set()
     keys_of(stream.block, _LOST, _IGNORED, {*_SERVER, *_READ, "upstream", "server"})
     for server in stream.all("server"):
         used |= {target.value for target in server.all("proxy_pass")}
-        if draft := _read_server(conversion, stream, server, upstreams):
+        if draft := _read_server(conversion, common, server, upstreams):
             conversion.add(draft)
     for name, upstream in upstreams.items():
         if name not in used:
@@ -84,15 +85,18 @@ def _read_stream(conversion: Conversion, stream: Directive) -> None:
 
 
 def _read_server(
-    conversion: Conversion, stream: Directive, server: Directive, upstreams: Mapping[str, Directive]
+    conversion: Conversion,
+    common: Mapping[str, Directive],
+    server: Directive,
+    upstreams: Mapping[str, Directive],
 ) -> ServiceDraft | None:
-    """A server block; None after a report."""
+    """A server block; None after a report. `common`: what the stream block says of all servers."""
     listen = server.last("listen")
     draft = ServiceDraft(conversion, server.part("server", *(listen.words[1:2] if listen else ())))
     for directive in server.all("listen"):
         _read_listen(draft, directive)
     keys_of(server.block, _LOST, _IGNORED, {*_SERVER, *_READ})
-    settings = stream.settings | server.settings
+    settings = {name: common[name] for name in (*_SERVER, *_READ) if name in common} | server.settings
     draft.keys = keys_of((settings[name] for name in _SERVER if name in settings), _SERVER, ())
     target = settings.get("proxy_pass")
     if draft.keys.pop(IMPOSSIBLE, False) or target is None or not target.first or "$" in target.first:
@@ -185,7 +189,8 @@ def _read_backend(draft: ServiceDraft, server: Directive, check: Keys | str) -> 
     at = server.part(*server.words[:2])
     parameters = _parameters(server, server.words[2:])
     if "max_fails=0" in server.words:
-        parameters = {name: parameters[name] for name in parameters.keys() - {"max_fails", "fail_timeout"}}
+        for name in ("max_fails", "fail_timeout"):
+            parameters.pop(name, None)
     keys = {**keys_of(parameters.values(), _BACKEND, (), _BACKEND_READ), "check": check}
     host, port_text = split_address(server.first)
     if service := parameters.get("service"):
