@@ -6,166 +6,109 @@ import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from ipaddress import ip_address, ip_network
-from typing import TypeAlias
+from typing import NamedTuple
 
-from vipd.declaration.conversion.directives import Directive, Token, named, tree_of
-from vipd.declaration.conversion.draft import UNCHECKED, Conversion, Keys, Server, ServiceDraft, server_keys
-from vipd.declaration.conversion.ipvsadm import (
-    DEFAULT_SCHEDULER,
-    LOWER_THRESHOLD,
-    METHODS,
-    set_balance,
-    set_masquerade,
+from vipd.declaration.conversion.directives import (
+    ELSEWHERE,
+    Directive,
+    Keys,
+    Names,
+    Table,
+    Token,
+    keys_of,
+    max_connections,
+    number_in,
+    tree_of,
+    weight,
 )
-from vipd.declaration.service import DNS_TYPES
+from vipd.declaration.conversion.draft import UNCHECKED, Conversion, ServiceDraft
+from vipd.declaration.conversion.ipvsadm import (
+    DEFAULT_BALANCE,
+    FLAGS,
+    METHODS,
+    add_server,
+    lower_threshold,
+    scheduler,
+)
 from vipd.model import limits
-from vipd.model.check import MAX_COUNT
 from vipd.model.service import Protocol
 
 _TOKEN = re.compile(
-    r'[ \t\r\f\v]+|"(?P<quoted>[^"]*)"?|(?P<sign>[{}])|(?P<word>(?:\$\{\w*\}|[^\s{}"])+)', re.ASCII
+    r'(?P<continued>\\[ \t]*\n)|(?P<end>\n)|[ \t\r\f\v]+|(?P<comment>[#!][^\n]*)|"(?P<quoted>[^"\n]*)"?'
+    r'|(?P<sign>[{}])|(?P<word>(?:\$\{\w*\}|(?!\\[ \t]*\n)[^\s{}"])+)',
+    re.ASCII,
 )
-_CONTINUED = re.compile(r"\\[ \t]*$")
 _PROTOCOLS = {protocol.value.upper(): protocol for protocol in Protocol}
 _METHODS = {"NAT": "m", "DR": "g", "TUN": "i"}
-_DEFAULT_PERSISTENCE = "360"
-"""Seconds of persistence_timeout without a number."""
-_DEFAULT_INTERVAL = 60.0
-_DEFAULT_TIMEOUT = 5.0
-_DEFAULT_RETRIES = {"DNS_CHECK": 3, "MISC_CHECK": 0}
-
-_FLAGS = ("flag-1", "flag-2", "flag-3", "sh-port", "sh-fallback", "mh-port", "mh-fallback")
-_CHECK_SETTINGS = {
-    *("delay_loop", "connect_timeout", "retry", "delay_before_retry", "warmup", "alpha", "virtualhost"),
-}
+_CHECK_SETTINGS = ("delay_loop", "connect_timeout", "retry", "alpha", "virtualhost")
 """What a virtual server, a real server or a checker says of checks: the innermost one counts."""
-_VIRTUAL = {
-    *(*_CHECK_SETTINGS, *_FLAGS, "lb_algo", "lvs_sched", "lb_kind", "lvs_method", "persistence_timeout"),
-    *("persistence_granularity", "protocol", "sorry_server", "sorry_server_lvs_method"),
-}
-_SERVER = {*_CHECK_SETTINGS, "weight", "uthreshold", "lthreshold", "lb_kind", "lvs_method"}
-_CHECKER = {*_CHECK_SETTINGS, "connect_port", "misc_timeout"}
-_WITHOUT_EFFECT = {
-    *("smtp_alert", "snmp_name", "omega", "ha_suspend", "inhibit_on_failure", "sorry_server_inhibit"),
-    "ip_family",
-}
-_CHECKER_WITHOUT_EFFECT = {
-    *("http_protocol", "fast_recovery", "log_all_failures", "enable_sni", "helo_name", "regex_stack"),
-    *("regex_min_offset", "regex_max_offset"),
-}
-_HINTS = {
-    "digest": "write body: with a text that the page contains",
-    "regex": "write body: with a text, or an RE2 expression",
-}
-_NOT_CONVERTED = ("PING_CHECK", "BFD_CHECK", "FILE_CHECK")
-_BY_PROGRAM = "let a program check it: type: exec"
+_IGNORED = Names(
+    "smtp_alert, snmp_name, omega, ha_suspend, inhibit_on_failure, sorry_server_inhibit, ip_family, "
+    "sh-fallback, mh-fallback, flag-1, delay_before_retry, warmup, http_protocol, fast_recovery, "
+    "log_all_failures, enable_sni, helo_name, regex_stack, regex_min_offset, regex_max_offset"
+)
 _SHELL_SIGNS = frozenset("|&;<>()$`*?[~")
 
 
 def read_keepalived(conversion: Conversion, text: str) -> None:
     """Every virtual_server of the text."""
-    top = list(_usable(tree_of(conversion.report, _tokens(text))))
-    groups = {group.value: group for group in named(top, "virtual_server_group")}
+    top = tree_of(conversion.report, _tokens(text))
+    groups = {group.value: group for group in top if group.name == "virtual_server_group"}
     for directive in top:
         if directive.name == "virtual_server":
-            if draft := _read_virtual(directive, groups):
+            if draft := _read_virtual(conversion, directive, groups):
                 conversion.add(draft)
             else:
                 directive.lost("is not converted")
         elif directive.name == "SSL":
-            directive.part("SSL").leave_out()
+            directive.lost()
         elif directive.name.startswith("vrrp"):
             directive.note("stays with keepalived: vipd announces no address")
-        elif directive.name != "virtual_server_group":
-            directive.leave_out(without_effect=True)
+        else:
+            keys_of([directive], {}, _EVERY, {"virtual_server_group"})
+
+
+_EVERY = Names("*")
 
 
 def _tokens(text: str) -> Iterator[Token]:
     """The words and braces; a directive ends with its line, unless a brace opens the next one."""
-    ended = 0
-    for number, row in _rows(text):
-        for sign, word in _tokens_of(row):
-            if ended and sign != "{":
+    line, ended = 1, 0
+    for token in _TOKEN.finditer(text):
+        kind = token.lastgroup or ""
+        if kind == "end":
+            ended = ended or line
+        elif kind in ("sign", "word", "quoted"):
+            if ended and token[0] != "{":
                 yield ended, ";", ""
             ended = 0
-            yield number, sign, word
-        ended = ended or number
-    if ended:
-        yield ended, ";", ""
+            yield line, *((token[0], "") if kind == "sign" else ("", token[kind]))
+        line += token[0].count("\n")
+    yield line, ";", ""
 
 
-def _rows(text: str) -> Iterator[tuple[int, str]]:
-    """Lines with their continuations after a backslash; the number is that of the first one."""
-    parts: list[str] = []
-    start = 0
-    for number, row in enumerate(text.split("\n"), 1):
-        start = start if parts else number
-        continued = _CONTINUED.search(row)
-        parts.append(row[: continued.start()] if continued else row)
-        if not continued:
-            yield start, " ".join(parts)
-            parts = []
-    if parts:
-        yield start, " ".join(parts)
-
-
-def _tokens_of(row: str) -> Iterator[tuple[str, str]]:
-    """Signs, and words without a sign."""
-    for token in _TOKEN.finditer(row):
-        word = token["word"] or token["quoted"]
-        if token["word"] and word[0] in "#!":
-            return
-        if token["sign"] or word is not None:
-            yield token["sign"] or "", word or ""
-
-
-def _usable(directives: Iterable[Directive]) -> Iterator[Directive]:
-    """The directives that mean themselves. Others need the host or another file, and are reported."""
-    for directive in directives:
-        if directive.name.startswith("@"):
-            reason = "depends on the configuration id, and was not read"
-            directive.lost(reason, "write the lines of this host without it")
-        elif directive.name.startswith("include"):
-            directive.lost("is not read", "put its lines into this file")
-        elif directive.name.startswith(("$", "~")):
-            directive.lost("definitions and repetitions are not expanded", "write their lines out")
-        else:
-            yield directive
-
-
-def _settings(block: Directive, names: Iterable[str]) -> tuple[dict[str, Directive], list[Directive]]:
-    """The directives of a block that have these names, the last ones, and all others."""
-    usable = list(_usable(block.block or ()))
-    return {directive.name: directive for directive in usable if directive.name in names}, [
-        directive for directive in usable if directive.name not in names
-    ]
-
-
-def _read_virtual(virtual: Directive, groups: Mapping[str, Directive]) -> ServiceDraft | None:
+def _read_virtual(
+    conversion: Conversion, virtual: Directive, groups: Mapping[str, Directive]
+) -> ServiceDraft | None:
     """A virtual_server; None without an address and port, which is reported."""
-    draft = ServiceDraft(virtual)
-    settings, rest = _settings(virtual, _VIRTUAL)
-    servers = [directive for directive in rest if directive.name == "real_server"]
-    for directive in rest:
-        if directive.name != "real_server":
-            directive.leave_out(directive.name in _WITHOUT_EFFECT)
+    draft = ServiceDraft(conversion, virtual, keys={"balance": DEFAULT_BALANCE})
+    draft.keys |= keys_of(virtual.block, _VIRTUAL, _IGNORED, {*_VIRTUAL_READ, *FLAGS})
+    draft.keys |= keys_of(virtual.block, FLAGS, (), _EVERY)
+    settings = virtual.settings
     protocol = settings.get("protocol", virtual.part("protocol", "TCP"))
     if protocol.value.upper() not in _PROTOCOLS:
         protocol.lost("is no protocol that vipd balances")
         return None
-    if not _read_listeners(draft, _PROTOCOLS[protocol.value.upper()], groups):
+    for member, words in _members(draft, virtual, groups):
+        _read_listener(draft, member, words, _PROTOCOLS[protocol.value.upper()])
+    if not draft.listeners:
         return None
     method = _method(settings.get("lb_kind") or settings.get("lvs_method"), "m")
-    methods = {_read_server(draft, server, settings, method) for server in servers}
-    if sorry := settings.get("sorry_server"):
-        if keys := _server_keys(draft, sorry):
-            draft.fallback.append(Server(sorry, keys))
+    for server in virtual.all("real_server"):
+        _read_server(draft, server, settings, method)
+    if (sorry := settings.get("sorry_server")) and (keys := _socket(draft, sorry)):
+        draft.add(sorry, keys, fallback=True)
         _method(settings.get("sorry_server_lvs_method"), method)
-    _read_persistence(draft, settings)
-    scheduler = settings.get("lb_algo") or settings.get("lvs_sched") or virtual.part("lb_algo")
-    name = scheduler.arguments[0] if scheduler.arguments else DEFAULT_SCHEDULER
-    set_balance(draft, scheduler, name, [flag for flag in _FLAGS if flag in settings])
-    set_masquerade(draft, methods)
     return draft
 
 
@@ -173,38 +116,55 @@ def _method(directive: Directive | None, default: str) -> str:
     """The letter of a forwarding method; reports one that is not NAT where it is written."""
     if directive is None:
         return default
-    method = _METHODS.get(directive.arguments[0] if directive.arguments else "", "m")
+    method = _METHODS.get(directive.first, "m")
     if METHODS[method]:
         directive.lost(METHODS[method])
     return method
 
 
-def _read_listeners(draft: ServiceDraft, protocol: Protocol, groups: Mapping[str, Directive]) -> bool:
-    """The addresses of a virtual server, or of its group; whether there are any."""
-    virtual = draft.at
-    if virtual.arguments[:1] != ["group"]:
-        _read_listener(draft, virtual, virtual.arguments, protocol)
-        return bool(draft.listeners)
-    draft.name = " ".join(virtual.arguments[1:])
+def _persistence_timeout(directive: Directive) -> Keys:
+    seconds = directive.part(directive.name, directive.first or "360").time()
+    return directive.affinity(seconds) if seconds else {}
+
+
+def _persistence_granularity(directive: Directive) -> Keys:
+    if directive.arguments not in (["255.255.255.255"], ["128"]):
+        directive.lost()
+    return {}
+
+
+_VIRTUAL: Table = {
+    "lb_algo": scheduler,
+    "lvs_sched": scheduler,
+    "persistence_timeout": _persistence_timeout,
+    "persistence_granularity": _persistence_granularity,
+}
+
+
+def _members(
+    draft: ServiceDraft, virtual: Directive, groups: Mapping[str, Directive]
+) -> list[tuple[Directive, list[str]]]:
+    """The addresses of a virtual server, or of its group, each with its words."""
+    if virtual.first != "group":
+        return [(virtual, virtual.arguments)]
+    draft.name = " ".join(virtual.words[2:])
     if draft.name not in groups:
         virtual.lost("this file has no such virtual_server_group", "put both into one file")
-    else:
-        for member in _usable(groups[draft.name].block or ()):
-            _read_listener(draft, member.part(" ".join(member.words)), member.words, protocol)
-    return bool(draft.listeners)
+        return []
+    return [(member, member.words) for member in groups[draft.name].block or ()]
 
 
 def _read_listener(draft: ServiceDraft, at: Directive, words: list[str], protocol: Protocol) -> None:
     """Add the address and port, or the range."""
-    if words[:1] == ["fwmark"]:
-        reason = "a mark of packets has no counterpart"
-        at.lost(reason, "declare the addresses and ports that the mark stands for")
+    if at.name.startswith(ELSEWHERE):
+        at.not_read()
+    elif words[:1] == ["fwmark"]:
+        at.lost("declare the addresses and ports that the mark stands for")
     elif len(words) < 2:
-        reason = "a service needs its ports, and this is every port"
-        at.lost(reason, "declare the ports that are in use")
-    elif port := at.port(words[1]):
+        at.lost("a service needs its ports, and this is every port")
+    else:
         for address in _range(at, words[0]):
-            draft.listen(at, protocol, address, str(port))
+            draft.listen(at, protocol, address, words[1])
 
 
 def _range(at: Directive, text: str) -> Iterable[str]:
@@ -230,173 +190,96 @@ def _range(at: Directive, text: str) -> Iterable[str]:
     return [str(first + offset) for offset in range(number)]
 
 
-def _read_persistence(draft: ServiceDraft, settings: Mapping[str, Directive]) -> None:
-    if timeout := settings.get("persistence_timeout"):
-        text = timeout.arguments[0] if timeout.arguments else _DEFAULT_PERSISTENCE
-        if seconds := timeout.seconds(text):
-            draft.keys["affinity"] = timeout.affinity(seconds)
-    mask = settings.get("persistence_granularity")
-    if mask and mask.arguments not in (["255.255.255.255"], ["128"]):
-        mask.leave_out(hint="or write balance: source-hash")
-
-
 def _read_server(
     draft: ServiceDraft, server: Directive, virtual: Mapping[str, Directive], method: str
-) -> str:
-    """Add a real_server; the letter of its forwarding method."""
-    settings, rest = _settings(server, _SERVER)
-    checkers = [directive for directive in rest if directive.name in _CHECKERS]
-    for directive in rest:
-        if directive.name not in _CHECKERS:
-            directive.leave_out(directive.name in _WITHOUT_EFFECT)
-    method = _method(settings.get("lb_kind") or settings.get("lvs_method"), method)
-    keys = _server_keys(draft, server)
-    if keys is None:
+) -> None:
+    """Add a real_server."""
+    keys = keys_of(server.block, _SERVER, _IGNORED, _SERVER_READ)
+    method = _method(server.last("lb_kind") or server.last("lvs_method"), method)
+    socket = _socket(draft, server)
+    if socket is None:
         draft.lost_servers = True
-        return method
-    if weight := settings.get("weight"):
-        keys["weight"] = weight.weight(weight.value)
-    if most := settings.get("uthreshold"):
-        keys["max_connections"] = most.max_connections(most.value)
-    if lower := settings.get("lthreshold"):
-        lower.note(LOWER_THRESHOLD)
-    _read_checks(checkers, {**virtual, **settings}, keys)
-    draft.servers.append(Server(server, keys))
-    return method
-
-
-def _server_keys(draft: ServiceDraft, server: Directive) -> Keys | None:
-    """The backend that the arguments of a real_server or sorry_server name."""
-    words = server.arguments
-    port = server.port(words[1]) if len(words) > 1 else None
-    if len(words) > 1 and port is None:
-        return None
-    address = server.server_address(words[0] if words else "")
-    if address is None:
-        return None
-    ports = {listener.port.port for listener in draft.listeners}
-    # Without a port, a server has that of the virtual server.
-    return server_keys(address=address, port=port or (ports.pop() if len(ports) == 1 else None))
-
-
-def _read_checks(checkers: list[Directive], settings: Mapping[str, Directive], keys: Keys) -> None:
+        return
+    settings = {**virtual, **server.settings}
+    checkers = [directive for directive in server.block if directive.name in _CHECKERS]
     for checker in checkers[:1]:
-        keys["check"] = _check(checker, settings, keys["address"])
+        keys["check"] = _check(checker, settings, server.first)
     for checker in checkers[1:]:
-        reason = "a backend has one check, and this is another one"
-        checker.lost(reason, "let a program check both: type: exec")
+        checker.lost("a backend has one check, and this is another one")
+    algorithm = virtual.get("lb_algo") or virtual.get("lvs_sched")
+    add_server(draft, server, {**keys, **socket}, method, algorithm.first if algorithm else "")
+
+
+def _socket(draft: ServiceDraft, server: Directive) -> Keys | None:
+    """The address and port that the arguments name; without a port, that of the virtual server. None after a
+    report."""
+    if len(server.words) < 3:
+        return {"address": server.first, "port": draft.only_port}
+    port = server.port(server.words[2])
+    return {"address": server.first, "port": port} if port else None
+
+
+_SERVER: Table = {"weight": weight, "uthreshold": max_connections, "lthreshold": lower_threshold}
 
 
 def _check(checker: Directive, outer: Mapping[str, Directive], server: str) -> Keys | str:
     """The check that a checker is, of a server at that address."""
-    inner, rest = _settings(checker, _CHECKER)
-    settings = {**outer, **inner}
-    first, table = _CHECKERS[checker.name]
-    check = dict(first)
-    if table is _HTTP:
-        rest = list(_flat(rest))
-        check["host"] = _first(settings.get("virtualhost", checker.part("")))
-    options = {directive.name: directive for directive in rest}
-    for directive in rest:
-        if directive.name not in table:
-            _report_option(checker, directive, server)
-            continue
-        key, read = table[directive.name]
-        value = read(directive)
-        check[key] = check.get(key) if value is None else value
-    if not _is_complete(checker, check, options):
+    kind, settings = _CHECKERS[checker.name], {**outer, **checker.settings}
+    at = checker.part(checker.name)
+    if not kind.keys:
+        at.lost("has no counterpart: the backend is not checked")
+        return UNCHECKED
+    if checker.name == "SMTP_CHECK":
+        at.lost("has no counterpart: the check only connects")
+    check = dict(kind.keys)
+    if kind.table is _HTTP and (host := settings.get("virtualhost")) and host.first:
+        check["host"] = host.first
+    check |= keys_of(_flat(checker), kind.table, _IGNORED, _CHECKER_READ)
+    if (ip := settings.get("connect_ip")) and ip.arguments != [server]:
+        ip.lost("a check asks the backend's own address")
+    if kind.table is _MISC and "command" not in check:
+        at.lost("has no program with an absolute path and plain arguments: the backend is not checked")
         return UNCHECKED
     if port := settings.get("connect_port"):
-        check["port"] = port.port(port.value)
-    return {**check, **_timing(checker, settings)}
+        check |= port.key("port")
+    return {**check, **_timing(checker, settings, kind)}
 
 
-def _report_option(checker: Directive, directive: Directive, server: str) -> None:
-    if directive.name == "connect_ip":
-        if directive.arguments != [server]:
-            directive.lost("a check asks the backend's own address")
-    elif checker.name not in _NOT_CONVERTED:
-        directive.leave_out(directive.name in _CHECKER_WITHOUT_EFFECT, _HINTS.get(directive.name, ""))
-
-
-def _flat(directives: Iterable[Directive]) -> Iterator[Directive]:
-    """The directives, and those in the first `url`; reports further ones."""
-    urls: list[Directive] = []
-    for directive in directives:
+def _flat(checker: Directive) -> Iterator[Directive]:
+    """The directives of a checker, and those in the first `url`; reports further ones."""
+    urls = checker.all("url")
+    for directive in checker.block:
         if directive.name != "url":
             yield directive
-        elif urls:
-            paths = [str(path) for path in named(directive.block or (), "path")]
-            reason = "a check asks for one path, and this is another one"
-            directive.part(" ".join(["url", *paths])).lost(reason, "choose the path that says most")
+        elif directive is urls[0]:
+            yield from directive.block
         else:
-            yield from _usable(directive.block or ())
-            urls.append(directive)
+            paths = [str(path) for path in directive.all("path")]
+            directive.part(" ".join(["url", *paths])).lost(
+                "a check asks for one path, and this is another one"
+            )
 
 
-def _is_complete(checker: Directive, check: Keys, options: Mapping[str, Directive]) -> bool:
-    """Whether a check can judge a backend; reports where it differs from the checker, which has these
-    directives."""
-    if checker.name in _NOT_CONVERTED:
-        reason = "has no counterpart: the backend is not checked"
-        checker.part(checker.name).lost(reason, f"write check: tcp, or {_BY_PROGRAM}")
-        return False
-    if checker.name == "SMTP_CHECK":
-        checker.part(checker.name).lost("has no counterpart: the check only connects", f"or {_BY_PROGRAM}")
-    elif checker.name == "UDP_CHECK" and "payload" not in options:
-        checker.part("UDP_CHECK").note("keepalived sends random bytes, vipd a zero byte")
-    elif checker.name == "MISC_CHECK" and not check.get("command"):
-        if "misc_path" not in options:
-            _command(checker)
-        return False
-    elif checker.name == "MISC_CHECK" and not check.get("user"):
-        options["misc_path"].note(
-            "a check runs as a user without an account, with VIPD_ADDRESS and VIPD_PORT in its environment"
-        )
-    return True
-
-
-def _timing(checker: Directive, settings: Mapping[str, Directive]) -> Keys:
+def _timing(checker: Directive, settings: Mapping[str, Directive], kind: _Checker) -> Keys:
     def seconds(name: str, default: float) -> float:
-        setting = settings.get(name)
-        number = setting.seconds(setting.value) if setting else None
+        number = settings[name].time() if name in settings else None
         return default if number is None else number
 
-    retries = _DEFAULT_RETRIES.get(checker.name, 1)
-    if retry := settings.get("retry"):
-        retries = retry.integer(retry.value, 0, MAX_COUNT) or 0
-    interval = seconds("delay_loop", _DEFAULT_INTERVAL)
-    if checker.name == "MISC_CHECK":
-        timeout = seconds("misc_timeout", interval)
-    else:
-        timeout = seconds("connect_timeout", _DEFAULT_TIMEOUT)
-    for name, key in (("delay_before_retry", "interval"), ("warmup", "jitter")):
-        if name in settings:
-            settings[name].note(f"{key} of the check holds here, too")
+    retry = settings.get("retry")
+    retries = kind.retries if retry is None else number_in(retry.first)
+    if not isinstance(retries, int):
+        settings["retry"].lost(f"{retries} is not a number")
+        retries = 0
+    interval = seconds("delay_loop", 60.0)
+    program = checker.name == "MISC_CHECK"
+    timeout = seconds("misc_timeout", interval) if program else seconds("connect_timeout", 5.0)
     alpha = settings.get("alpha")
     healthy = alpha is None or alpha.arguments in (["false"], ["off"], ["no"])
     start = "healthy" if healthy else "unhealthy"
-    return {**checker.timing(interval, timeout, 1, retries + 1), "start": start}
+    return {**checker.part(checker.name).timing(interval, timeout, 1, retries + 1), "start": start}
 
 
-def _status(directive: Directive) -> list[str | int] | None:
-    ranges: list[str | int] = []
-    for text in directive.arguments:
-        if re.fullmatch(r"[1-5][0-9]{2}(?:-[1-5][0-9]{2})?", text):
-            ranges.append(int(text) if text.isdecimal() else text)
-        else:
-            directive.lost(f"{text} is no status")
-    return ranges or None
-
-
-def _record_type(directive: Directive) -> str | None:
-    if directive.value.upper() in DNS_TYPES:
-        return directive.value.upper()
-    directive.lost("no check asks for such records; SOA was written")
-    return None
-
-
-def _hexadecimal(directive: Directive) -> str | None:
+def _hexadecimal(directive: Directive) -> str:
     """The bytes that the arguments write: of a word with an odd number of digits the last one is a byte."""
     pairs: list[str] = []
     for word in directive.arguments:
@@ -405,49 +288,64 @@ def _hexadecimal(directive: Directive) -> str | None:
         payload = bytes(int(pair, 16) for pair in pairs) if all(map(str.isalnum, pairs)) else b""
     except ValueError:
         directive.lost("is not hexadecimal throughout, and was left out")
-        return None
-    return f"hex:{payload.hex()}" if payload else None
+        payload = b""
+    return f"hex:{payload.hex()}" if payload else ""
 
 
-def _command(directive: Directive) -> list[str] | None:
+def _command(directive: Directive) -> Keys:
     """The words of a command that needs no shell."""
-    text = directive.value
     try:
-        words = shlex.split(text)
+        words = shlex.split(directive.value)
     except ValueError:
         words = []
-    if words and words[0].startswith("/") and not _SHELL_SIGNS.intersection(text):
-        return words
-    reason = "is no program with an absolute path and plain arguments: the backend is not checked"
-    directive.lost(reason, "write a script, and check: {type: exec, command: [PATH]}")
-    return None
+    plain = words and words[0].startswith("/") and not _SHELL_SIGNS.intersection(directive.value)
+    return {"command": words} if plain else {}
 
 
-def _first(directive: Directive) -> str | None:
-    return directive.arguments[0] if directive.arguments else None
+def _text(key: str) -> Callable[[Directive], Keys]:
+    """The reader of a key whose value is the first argument."""
+    return lambda directive: {key: directive.first} if directive.first else {}
 
 
-_Table: TypeAlias = dict[str, tuple[str, Callable[[Directive], object]]]
-_HTTP: _Table = {
-    "path": ("path", _first),
-    "virtualhost": ("host", _first),
-    "status_code": ("status", _status),
+def _payload(directive: Directive) -> Keys:
+    return {"send": payload} if (payload := _hexadecimal(directive)) else {}
+
+
+_HTTP: Table = {
+    "path": _text("path"),
+    "virtualhost": _text("host"),
+    "status_code": lambda directive: directive.key("status", [*map(number_in, directive.arguments)]),
 }
-_DNS: _Table = {"type": ("record", _record_type), "name": ("query", lambda directive: directive.value)}
-_UDP: _Table = {
-    "payload": ("send", _hexadecimal),
-    "require_reply": ("expect", lambda directive: _hexadecimal(directive) or ""),
+_DNS: Table = {
+    "type": lambda directive: directive.key("record", directive.value.upper()),
+    "name": lambda directive: {"query": directive.value},
 }
-_MISC: _Table = {"misc_path": ("command", _command), "user": ("user", _first)}
-_CHECKERS: dict[str, tuple[Keys, _Table]] = {
-    "TCP_CHECK": ({"type": "tcp"}, {}),
-    "HTTP_GET": ({"type": "http", "status": "200-299"}, _HTTP),
+_UDP: Table = {"payload": _payload, "require_reply": lambda directive: {"expect": _hexadecimal(directive)}}
+_MISC: Table = {"misc_path": _command, "user": _text("user")}
+
+
+class _Checker(NamedTuple):
+    """What a checker is without directives, and which directive is which key of it."""
+
+    keys: Keys
+    table: Table
+    retries: int = 1
+
+
+_CHECKERS = {
+    "TCP_CHECK": _Checker({"type": "tcp"}, {}),
+    "HTTP_GET": _Checker({"type": "http", "status": "200-299"}, _HTTP),
     # keepalived does not verify certificates.
-    "SSL_GET": ({"type": "https", "verify": False, "status": "200-299"}, _HTTP),
-    "DNS_CHECK": ({"type": "dns", "record": "SOA"}, _DNS),
-    "UDP_CHECK": ({"type": "udp", "send": "hex:00"}, _UDP),
-    "MISC_CHECK": ({"type": "exec"}, _MISC),
-    "SMTP_CHECK": ({"type": "tcp"}, {}),
-    **dict.fromkeys(_NOT_CONVERTED, ({"type": "none"}, {})),
+    "SSL_GET": _Checker({"type": "https", "verify": False, "status": "200-299"}, _HTTP),
+    "DNS_CHECK": _Checker({"type": "dns", "record": "SOA"}, _DNS, retries=3),
+    "UDP_CHECK": _Checker({"type": "udp", "send": "hex:00"}, _UDP),
+    "MISC_CHECK": _Checker({"type": "exec"}, _MISC, retries=0),
+    "SMTP_CHECK": _Checker({"type": "tcp"}, {}),
+    **dict.fromkeys(("PING_CHECK", "BFD_CHECK", "FILE_CHECK"), _Checker({}, {})),
 }
-"""The checkers: the check that each is without directives, and which directive is which key of it."""
+_SERVER_READ = {*_CHECK_SETTINGS, *_CHECKERS, "lb_kind", "lvs_method"}
+_CHECKER_READ = {*_CHECK_SETTINGS, "connect_port", "connect_ip", "misc_timeout"}
+_VIRTUAL_READ = {
+    *(*_CHECK_SETTINGS, "lb_kind", "lvs_method", "protocol", "real_server", "sorry_server"),
+    "sorry_server_lvs_method",
+}

@@ -3,82 +3,59 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from vipd.declaration.conversion.directives import (
     AT_RANDOM,
-    NOT_CONVERTED,
+    IMPOSSIBLE,
     Directive,
+    Keys,
+    Names,
+    Table,
     Token,
-    named,
+    impossible,
+    keys_of,
+    lost,
+    max_connections,
     split_address,
     tree_of,
+    weight,
 )
-from vipd.declaration.conversion.draft import (
-    ANY_ADDRESS,
-    UNCHECKED,
-    Conversion,
-    Keys,
-    Server,
-    ServiceDraft,
-    server_keys,
-)
+from vipd.declaration.conversion.draft import UNCHECKED, Conversion, ServiceDraft
 from vipd.declaration.dns_names import is_bare_name
-from vipd.model.check import MAX_COUNT
-from vipd.model.service import Family, Protocol
+from vipd.model.service import Protocol
 
 _TOKEN = re.compile(
     r"(?P<space>\s+)|(?P<comment>#[^\n]*)|(?P<sign>[;{}])|'(?P<single>(?:\\.|[^'\\])*)'?"
     r"|\"(?P<double>(?:\\.|[^\"\\])*)\"?|(?P<word>(?:\$\{\w*\}|\\.|[^\s;{}\\])+)|(?P<rest>.)",
     re.DOTALL,
 )
-_DEFAULT_INTERVAL = "5s"
-"""Default of nginx's health_check, as of its timeout."""
-_WITHOUT_EFFECT = {
-    *("access_log", "error_log", "log_format", "open_log_file_cache", "status_zone", "proxy_timeout"),
-    *("proxy_session_drop", "proxy_connect_timeout", "proxy_next_upstream", "proxy_next_upstream_timeout"),
-    *("proxy_next_upstream_tries", "proxy_buffer_size", "proxy_socket_keepalive", "tcp_nodelay"),
-    *("proxy_half_close", "preread_buffer_size", "preread_timeout", "variables_hash_max_size"),
-    *("proxy_responses", "proxy_requests", "resolver", "resolver_timeout", "zone", "state"),
-}
+_IGNORED = Names(
+    "access_log, error_log, log_format, open_log_file_cache, status_zone, proxy_timeout, "
+    "proxy_session_drop, proxy_connect_timeout, proxy_next_upstream*, proxy_buffer_size, "
+    "proxy_socket_keepalive, proxy_half_close, proxy_responses, proxy_requests, proxy_ssl_*, tcp_nodelay, "
+    "preread_buffer_size, preread_timeout, variables_hash_max_size, resolver, resolver_timeout, zone, "
+    "state, ssl_*"
+)
 """Directives about the data, its log, and the proxy's own connections; also most about TLS."""
-_HINTS = {
-    "limit_conn": "write limits: {connections_per_client: N} in the service for $binary_remote_addr",
-    "allow": "allow_from says who may use the service",
-    "deny": "allow_from says who may use the service",
-}
-_IMPOSSIBLE = ("proxy_ssl", "proxy_protocol")
-"""Where these are on, servers do not understand what clients send."""
-_READ = {"listen", "proxy_pass", "proxy_bind", "health_check", "health_check_timeout", *_IMPOSSIBLE}
-_LISTEN_PARAMETERS = {
-    *("udp", "reuseport", "bind", "deferred", "multipath", "ipv6only", "backlog", "rcvbuf", "sndbuf"),
-    *("so_keepalive", "fastopen", "setfib", "accept_filter"),
-}
-_NUMBERS: dict[str, tuple[str, Callable[[Directive, str], int | None]]] = {
-    "weight": ("weight", Directive.weight),
-    "max_conns": ("max_connections", Directive.max_connections),
-}
-_FLAGS: dict[str, Keys] = {"down": {"state": "down"}, "backup": {"backup": True}}
-"""Parameters of servers, and the keys of backends that they are."""
+_DEFAULT_SECONDS = 5.0
+"""Default of the interval and the timeout of nginx's health_check."""
 
 
 def read_nginx(conversion: Conversion, text: str) -> None:
     """Every server of the stream block; also of a file that is included there."""
     top = tree_of(conversion.report, _tokens(text))
-    streams = [directive for directive in top if directive.name == "stream" and directive.block is not None]
+    streams = [directive for directive in top if directive.name == "stream" and directive.block]
     outside = [directive for directive in top if directive not in streams]
-    for stream in streams:
-        _read_stream(conversion, stream.block or [])
     # A server of http has its proxy_pass within a location.
-    if not streams and any(
-        list(named(directive.block or (), "proxy_pass")) for directive in named(outside, "server")
-    ):
-        _read_stream(conversion, outside)
-        return
+    if not streams and any(server.last("proxy_pass") for server in outside if server.name == "server"):
+        streams, outside = [Directive(conversion.report, 0, ["stream"], outside)], []
+    for stream in streams:
+        _read_stream(conversion, stream)
     for directive in outside:
         if directive.name == "include":
-            _report(directive)
-        elif directive.block is not None:
+            directive.not_read()
+        elif directive.block:
             directive.note("stays with nginx: vipd balances flows alone")
 
 
@@ -93,198 +70,183 @@ def _tokens(text: str) -> Iterator[Token]:
         line += token[0].count("\n")
 
 
-def _read_stream(conversion: Conversion, block: list[Directive]) -> None:
-    upstreams = {upstream.value: upstream for upstream in named(block, "upstream")}
-    common = [directive for directive in block if directive.name not in ("upstream", "server")]
+def _read_stream(conversion: Conversion, stream: Directive) -> None:
+    upstreams = {upstream.value: upstream for upstream in stream.all("upstream")}
+    common = stream.settings
     used: set[str] = set()
-    for directive in common:
-        if directive.name not in _READ:
-            _report(directive)
-    for server in named(block, "server"):
-        used |= {target.value for target in named(server.block or (), "proxy_pass")}
-        if draft := _read_server(server, common, upstreams):
+    keys_of(stream.block, _LOST, _IGNORED, {*_SERVER, *_READ, "upstream", "server"})
+    for server in stream.all("server"):
+        used |= {target.value for target in server.all("proxy_pass")}
+        if draft := _read_server(conversion, common, server, upstreams):
             conversion.add(draft)
     for name, upstream in upstreams.items():
         if name not in used:
             upstream.note("no server of the stream block leads to it")
 
 
-def _report(directive: Directive) -> None:
-    """Say what becomes of a directive that is not read."""
-    name = directive.name
-    if name == "include":
-        directive.lost("is not read", "put its lines into this file")
-    else:
-        of_tls = name.startswith(("proxy_ssl_", "ssl_")) and name != "ssl_preread"
-        directive.leave_out(of_tls or name in _WITHOUT_EFFECT, _HINTS.get(name, ""))
-
-
 def _read_server(
-    server: Directive, common: list[Directive], upstreams: Mapping[str, Directive]
+    conversion: Conversion,
+    common: Mapping[str, Directive],
+    server: Directive,
+    upstreams: Mapping[str, Directive],
 ) -> ServiceDraft | None:
     """A server block; None after a report. `common`: what the stream block says of all servers."""
-    block = server.block or []
-    settings = {directive.name: directive for directive in (*common, *block)}
+    listen = server.last("listen")
+    draft = ServiceDraft(conversion, server.part("server", *(listen.words[1:2] if listen else ())))
+    for directive in server.all("listen"):
+        _read_listen(draft, directive)
+    keys_of(server.block, _LOST, _IGNORED, {*_SERVER, *_READ})
+    settings = {name: common[name] for name in (*_SERVER, *_READ) if name in common} | server.settings
+    draft.keys = keys_of((settings[name] for name in _SERVER if name in settings), _SERVER, ())
     target = settings.get("proxy_pass")
-    draft = ServiceDraft(
-        server.part("server", *(settings["listen"].words[1:2] if "listen" in settings else ()))
-    )
-    for directive in block:
-        if directive.name == "listen":
-            _read_listen(draft, directive)
-        elif directive.name not in _READ:
-            _report(directive)
-    on = [settings[name] for name in _IMPOSSIBLE if name in settings and settings[name].arguments == ["on"]]
-    for directive in on:
-        directive.leave_out()
-    if on or target is None or not target.arguments or "$" in target.arguments[0]:
+    if draft.keys.pop(IMPOSSIBLE, False) or target is None or not target.first or "$" in target.first:
         draft.at.lost("is not converted: it leads to no servers that vipd could serve")
         return None
-    check = _read_check(settings)
-    name = target.arguments[0]
-    if name in upstreams:
-        draft.name = name
-        _read_upstream(draft, upstreams[name], check)
+    check = _check(settings)
+    if target.first in upstreams:
+        draft.name = target.first
+        _read_upstream(draft, upstreams[target.first], check)
     else:
         _read_backend(draft, target, check)
-    if "proxy_bind" in settings:
-        _read_bind(draft, settings["proxy_bind"])
     return draft
 
 
+def _proxy_bind(bind: Directive) -> Keys:
+    if bind.arguments == ["$remote_addr", "transparent"]:
+        return {"masquerade": "hairpin"}
+    if bind.arguments != ["off"]:
+        bind.lost()
+    return {}
+
+
+def _impossible_if_on(directive: Directive) -> Keys:
+    """Where it is on, servers do not understand what clients send."""
+    return impossible(directive) if directive.arguments == ["on"] else {}
+
+
+_SERVER: Table = {
+    "proxy_bind": _proxy_bind,
+    "proxy_ssl": _impossible_if_on,
+    "proxy_protocol": _impossible_if_on,
+}
+_LOST: Table = {"ssl_preread": lost}
+_READ = {"listen", "proxy_pass", "health_check", "health_check_timeout"}
+
+
+def _parameters(directive: Directive, words: Sequence[str]) -> dict[str, Directive]:
+    """The words `name` and `name=value` of a directive."""
+    parted = (word.partition("=") for word in words)
+    return {name: directive.part(name, *([value] if equals else [])) for name, equals, value in parted}
+
+
 def _read_listen(draft: ServiceDraft, listen: Directive) -> None:
-    text, *parameters = listen.arguments or [""]
-    for parameter in parameters:
-        name = parameter.partition("=")[0]
-        if name in ("ssl", "proxy_protocol"):
-            listen.lost(NOT_CONVERTED)
-            return
-        if name not in _LISTEN_PARAMETERS:
-            listen.part(str(listen), parameter).leave_out()
-    if text.startswith("unix:"):
-        listen.lost("is not converted: vipd serves no UNIX socket")
+    if keys_of(_parameters(listen, listen.words[2:]).values(), _LISTEN, (), _LISTEN_IGNORED):
         return
-    address, ports = split_address(text)
+    if listen.first.startswith("unix:"):
+        impossible(listen)
+        return
+    address, ports = split_address(listen.first)
     if not ports:
         address, ports = "*", address
-    address = ANY_ADDRESS[Family.IPV4] if address == "*" else address
-    protocol = Protocol.UDP if "udp" in parameters else Protocol.TCP
-    draft.listen(listen, protocol, address, ports, both="ipv6only=off" in parameters)
+    protocol = Protocol.UDP if "udp" in listen.words else Protocol.TCP
+    draft.listen(listen, protocol, address, ports, both="ipv6only=off" in listen.words)
+
+
+_LISTEN: Table = {"ssl": impossible, "proxy_protocol": impossible}
+_LISTEN_IGNORED = Names(
+    "udp, ipv6only, reuseport, bind, deferred, multipath, backlog, rcvbuf, sndbuf, so_keepalive, fastopen, "
+    "setfib, accept_filter"
+)
 
 
 def _read_upstream(draft: ServiceDraft, upstream: Directive, check: Keys | str) -> None:
     draft.keys["balance"] = "round-robin"
-    quiet = False
-    for directive in upstream.block or ():
-        if directive.name == "server":
-            quiet = quiet or "max_fails=0" in directive.arguments
-            _read_backend(draft, directive, check)
-        elif directive.name in ("hash", "random", "least_conn", "least_time"):
-            draft.keys["balance"] = _balance(directive)
-        else:
-            _report(directive)
-    addresses = [server for server in draft.servers if server.address]
-    if check == UNCHECKED and len(addresses) > 1 and not quiet:
+    draft.keys |= keys_of(upstream.block, _UPSTREAM, _IGNORED, {"server"})
+    servers = upstream.all("server")
+    for server in servers:
+        _read_backend(draft, server, check)
+    quiet = any("max_fails=0" in server.words for server in servers)
+    if check == UNCHECKED and not quiet and len([server for server in draft.servers if server.family]) > 1:
         reason = "nginx leaves out a server after a failed connection, vipd by a check alone: add check: tcp"
         upstream.note(reason)
 
 
-def _balance(directive: Directive) -> str:
-    arguments = directive.arguments
-    if directive.name == "hash" and arguments[:1] in (["$remote_addr"], ["$binary_remote_addr"]):
-        return "source-hash"
+def _balance(directive: Directive) -> Keys:
+    if directive.name == "hash" and directive.first in ("$remote_addr", "$binary_remote_addr"):
+        return {"balance": "source-hash"}
     if directive.name == "least_conn":
-        return "least-connections"
-    if directive.name != "random" or arguments:
-        directive.lost(AT_RANDOM, "or write balance: round-robin or source-hash")
-    return "random"
+        return {"balance": "least-connections"}
+    if directive.name != "random" or directive.arguments:
+        directive.lost(AT_RANDOM)
+    return {"balance": "random"}
+
+
+_UPSTREAM: Table = dict.fromkeys(("hash", "random", "least_conn", "least_time"), _balance)
 
 
 def _read_backend(draft: ServiceDraft, server: Directive, check: Keys | str) -> None:
     """Add a server of an upstream, or that of proxy_pass."""
-    text, *parameters = server.arguments or [""]
-    at = server.part(server.name, text)
-    service = next((word[8:] for word in parameters if word.startswith("service=")), "")
-    host, port = (text, "") if service else split_address(text)
-    address = number = None
-    if service and is_bare_name(text):
-        address = ""
-    elif service:
-        at.lost("is not converted: service fits a name without a port")
-    elif text.startswith("unix:") or not port:
-        at.lost("is not converted: a backend needs an address and a port")
-    elif number := at.port(port):
-        address = at.server_host(host)
-    if address is None:
-        draft.lost_servers = True
-        return
-    keys = server_keys(address=address, port=number, check=check)
-    for parameter in parameters:
-        _read_parameter(draft, server, parameter, keys)
-    if address:
-        draft.servers.append(Server(at, keys))
+    at = server.part(*server.words[:2])
+    parameters = _parameters(server, server.words[2:])
+    if "max_fails=0" in server.words:
+        for name in ("max_fails", "fail_timeout"):
+            parameters.pop(name, None)
+    keys = {**keys_of(parameters.values(), _BACKEND, (), _BACKEND_READ), "check": check}
+    host, port_text = split_address(server.first)
+    if service := parameters.get("service"):
+        prefix = service.first if "." in service.first else f"_{service.first}._tcp"
+        kind, keys["srv"] = "srv", f"{prefix}.{server.first}"
     else:
-        _read_name(draft, at, host, service, keys, resolve="resolve" in parameters)
-
-
-def _read_parameter(draft: ServiceDraft, server: Directive, text: str, keys: Keys) -> None:
-    """Add a parameter of a server line to the keys of the backend."""
-    name, equals, value = text.partition("=")
-    at = server.part(text)
-    if name in _NUMBERS and equals:
-        key, read = _NUMBERS[name]
-        keys[key] = read(at, value)
-    elif name == "slow_start":
-        draft.slow_starts[at.part(name).time(value, "s") or 0] = at
-    elif name in ("max_fails", "fail_timeout"):
-        if "max_fails=0" not in server.arguments:
-            at.leave_out(hint="add check: tcp, with interval and fall")
-    elif text in _FLAGS:
-        keys.update(_FLAGS[text])
-    elif name not in ("resolve", "service"):
-        at.leave_out()
-
-
-def _read_name(
-    draft: ServiceDraft, at: Directive, host: str, service: str, keys: Keys, *, resolve: bool
-) -> None:
-    """Add a server by name: with a `service` by that of its SRV records."""
-    prefix = service if "." in service else f"_{service}._tcp"
-    kind, name = ("srv", f"{prefix}.{host}") if service else ("dns", host)
-    if not draft.add_named(at, kind, name, keys, by_host=not resolve):
+        kind = "dns" if is_bare_name(host) else "address"
+        keys |= {kind: host, "port": _port(at, port_text)}
+        if keys["port"] is None:
+            draft.lost_servers = True
+            return
+    if not draft.add(at, keys, resolved="resolve" in parameters):
         return
-    if not resolve:
-        at.note("nginx looks the name up when it starts, and vipd follows DNS")
-    if service and "backup" in keys:
+    if start := parameters.get("slow_start"):
+        draft.slow_starts[start.time() or 0] = start
+    if kind == "srv" and "backup" in keys:
         at.lost("records of every priority are backups, not those of the lowest alone")
 
 
-def _read_bind(draft: ServiceDraft, bind: Directive) -> None:
-    if bind.arguments == ["$remote_addr", "transparent"]:
-        draft.keys["masquerade"] = "hairpin"
-    elif bind.arguments != ["off"]:
-        bind.leave_out(hint="or write masquerade: hairpin for the client's")
+def _port(at: Directive, text: str) -> int | None:
+    if text and not at.first.startswith("unix:"):
+        return at.port(text)
+    at.lost("is not converted: a backend needs an address and a port")
+    return None
 
 
-def _read_check(settings: Mapping[str, Directive]) -> Keys | str:
+_BACKEND: Table = {
+    "weight": weight,
+    "max_conns": max_connections,
+    "down": lambda _: {"state": "down"},
+    "backup": lambda _: {"backup": True},
+}
+_BACKEND_READ = {"resolve", "service", "slow_start"}
+
+
+def _check(settings: Mapping[str, Directive]) -> Keys | str:
     """The check that `health_check` is: a connection."""
     directive = settings.get("health_check")
     if directive is None:
         return UNCHECKED
     if "udp" in directive.arguments:
-        reason = "the backends are not checked: it asks by UDP"
-        directive.lost(reason, "write check: {type: udp, send: TEXT}")
+        directive.lost("the backends are not checked: it asks by UDP")
         return UNCHECKED
-    values = dict(word.partition("=")[::2] for word in directive.arguments)
-    for name in sorted(values.keys() - {"interval", "passes", "fails", "port"}):
-        directive.part("health_check", name).lost("has no counterpart: the check only connects")
+    parameters = _parameters(directive, directive.arguments)
+    keys = {"rise": 1, "fall": 1, **keys_of(parameters.values(), _HEALTH_CHECK, (), {"interval"})}
+    times = [parameters.get("interval"), settings.get("health_check_timeout")]
+    interval, timeout = (time.time() if time else _DEFAULT_SECONDS for time in times)
+    return {
+        "type": "tcp",
+        **keys,
+        **directive.timing(interval or 0, timeout or 0, keys["rise"], keys["fall"]),
+    }
 
-    def count(name: str) -> int:
-        return directive.part(name).integer(values.get(name, "1"), 1, MAX_COUNT) or 1
 
-    timeout = settings.get("health_check_timeout") or directive.part("", _DEFAULT_INTERVAL)
-    interval = directive.part("interval").time(values.get("interval", _DEFAULT_INTERVAL), "s")
-    seconds = timeout.part("health_check_timeout").time(timeout.value, "s")
-    timing = directive.timing(interval or 0, seconds or 0, count("passes"), count("fails"))
-    port = directive.part("port").port(values["port"]) if "port" in values else None
-    return {"type": "tcp", "port": port, **timing}
+_HEALTH_CHECK: Table = {
+    "passes": lambda parameter: parameter.key("rise"),
+    "fails": lambda parameter: parameter.key("fall"),
+    "port": lambda parameter: parameter.key("port"),
+}
