@@ -384,9 +384,11 @@ class Vipd:
                 pause = min(1.1 * pause, 0.1)
 
     async def until_status(self, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        pause = 0.01
         async with asyncio.timeout(PATIENCE_SECONDS):
             while not condition(status := await self.status()):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+                await asyncio.sleep(pause)
+                pause = min(1.1 * pause, 0.1)
         return status
 
 
