@@ -17,7 +17,7 @@ import pytest
 from tests.lab.inside import Vipd, running
 from tests.model.samples import block, many_declared
 
-FEW, MANY = 100, 1000
+FEW, MANY = 100, 400
 ETCD = {"endpoints": ["http://etcd:2379"]}
 Change = Callable[[Vipd], Awaitable[None]]
 

@@ -79,7 +79,7 @@ def test_what_somebody_turns_off_is_turned_on_again_with_a_warning(host: Node) -
         for name in (IPV4, IPV6, LIBERAL):
             host.sysctl(name, 0)
             daemon.wait_until(lambda: values(host), ("1", "1", "1"))
-            assert daemon.log.count(f"WARNING {name} ") == 1
+            daemon.wait_until(lambda name=name: daemon.log.count(f"WARNING {name} "), 1)
         assert "Traceback" not in daemon.log
 
 
