@@ -125,7 +125,7 @@ def raises(forwarding: Forwarding) -> str:
     return ""
 
 
-def test_of_many_that_change_at_once_the_one_that_cannot_be_written_is_held_and_all_others_are_written() -> None:
+def test_of_many_that_change_at_once_the_one_that_cannot_be_written_is_held_alone() -> None:
     async def story(vipd: Vipd) -> None:
         vipd.kernel.refuses = raises
         vipd.declare(*(block(f"10.97.0.{n}", f"s{n}", "10.244.0.9") for n in range(1, 5)), name="others.yaml")
