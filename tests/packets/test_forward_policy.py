@@ -45,7 +45,7 @@ def test_translated_flows_pass(
         assert len({flow.ask() for _ in range(20)}) == 1
     assert "-P FORWARD DROP" in lab.host.run(TOOLS[family], "-S", "FORWARD").stdout, "the policy stays"
     apart = "accepts flows that vipd translated from now on" in daemon.log
-    assert apart is (daemon.status()["dataplane"]["name"] == "nftables"), "the accept of iptables is among its own rules"
+    assert apart is (daemon.status()["dataplane"]["name"] == "nftables"), "iptables has it in its own rules"
 
 
 @pytest.mark.parametrize("family", [4, 6])
