@@ -85,10 +85,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out what is for the night unless it is asked for, or a file or a test is named. Put the files in
-    the order in which several processes take them."""
-    if not config.getoption("nightly") and all(map(os.path.isdir, config.args)):
+    """Leave out what is for the night unless it is asked for, or its file or a test of that is named. Put the
+    files in the order in which several processes take them."""
+    if not config.getoption("nightly"):
+        named = {Path(config.invocation_params.dir, arg.partition("::")[0]) for arg in config.args}
         left_out = {item for item in items if _nightly(item)} | _other_halves(items)
+        left_out = {item for item in left_out if item.path not in named}
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
     places = _places(items)

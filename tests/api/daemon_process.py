@@ -108,13 +108,14 @@ class ConfiguredHost:
 
     def wait_for(self, condition: Any) -> None:
         """Return once a condition holds; AssertionError with the log when it does not."""
-        end = time.monotonic() + PATIENCE_SECONDS
+        end, pause = time.monotonic() + PATIENCE_SECONDS, 0.02
         while time.monotonic() < end:
             with contextlib.suppress(OSError, HTTPException, KeyError):
                 if condition():
                     return
             assert self.process is None or self.process.poll() is None, f"vipd ended:\n{self.log()}"
-            time.sleep(0.02)
+            time.sleep(pause)
+            pause = min(1.25 * pause, 0.1)
         raise AssertionError(f"not in time; the log:\n{self.log()}")
 
     def log(self) -> str:

@@ -55,7 +55,7 @@ async def moments(vipd: Vipd, seconds: float) -> list[tuple[float, bool]]:
     clock, seen = asyncio.get_running_loop().time, list[tuple[float, bool]]()
     began, last = clock(), VIP in vipd.announced
     while clock() - began < seconds:
-        await asyncio.sleep(0.05)
+        await asyncio.sleep(0.125)
         if (VIP in vipd.announced) is not last:
             last = not last
             seen.append((round(2 * (clock() - began)) / 2, last))

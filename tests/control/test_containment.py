@@ -112,10 +112,36 @@ def test_wherever_a_look_at_a_service_fails_nothing_is_lost_and_mostly_all_other
     noted = Bomb()
     assert lived(noted, monkeypatch) == set()
     assert len(noted.places) > 50
-    places = some(list(noted.places), "containment")
+    places = some(list(noted.places), "containment", 2)
     wrong = {place: found for place in places if (found := lived(Bomb(place), monkeypatch))}
     assert {place: found for place, found in wrong.items() if found != {HELD_UP}} == {}
     assert len(wrong) < len(places) / 2, wrong
+
+
+def raises(forwarding: Forwarding) -> str:
+    """No reason why the kernel refuses a forwarding: the changed one raises."""
+    if any(endpoint.address == "10.244.0.7" for endpoint in forwarding.endpoints):
+        raise UnexpectedError("boom")
+    return ""
+
+
+def test_of_many_that_change_at_once_the_one_that_cannot_be_written_is_held_alone() -> None:
+    async def story(vipd: Vipd) -> None:
+        vipd.kernel.refuses = raises
+        vipd.declare(*(block(f"10.97.0.{n}", f"s{n}", "10.244.0.9") for n in range(1, 5)), name="others.yaml")
+        vipd.declare(CHANGED, name="bomb.yaml")
+        await vipd.reload()
+        serving = {name.split()[0]: {*backends} for name, backends in vipd.kernel.serving().items()}
+        written = {f"s{n}": {"10.244.0.9:53"} for n in range(1, 5)}
+        assert serving == {"bomb": {"10.244.0.6:53"}, **written}
+        states = {name: (await vipd.service(name))["status"]["state"] for name in serving}
+        assert [name for name, state in states.items() if state == "quarantined"] == ["bomb"]
+
+    def prepare(vipd: Vipd) -> None:
+        vipd.declare(*OTHERS, name="others.yaml")
+        vipd.declare(BOMB, name="bomb.yaml")
+
+    running(story, prepare, simulated=True)
 
 
 def logged(vipd: Vipd) -> int:
@@ -123,11 +149,6 @@ def logged(vipd: Vipd) -> int:
 
 
 def test_a_dataplane_that_raises_for_one_service_quarantines_it_and_says_so_once() -> None:
-    def raises(forwarding: Forwarding) -> str:
-        if any(endpoint.address == "10.244.0.7" for endpoint in forwarding.endpoints):
-            raise UnexpectedError("boom")
-        return ""
-
     async def story(vipd: Vipd) -> None:
         before = vipd.kernel.serving()
         vipd.kernel.refuses = raises

@@ -98,8 +98,12 @@ def test_a_refused_service_is_tried_again_with_growing_pauses_up_to_a_minute() -
 
         vipd.kernel.refuses = refuses
         await changed(vipd, DNS, WEB)
+        for number in range(10):
+            await vipd.add({"name": f"n{number}", "address": f"10.96.1.{number}", "ports": [80]})
+            await asyncio.sleep(1)
+        assert len(tries) == 5, "changes of others neither bring a try forward nor put it off"
         await asyncio.sleep(300)
-        assert vipd.kernel.names() == {"dns"}
+        assert "web" not in vipd.kernel.names()
         pauses = [later - earlier for earlier, later in pairwise(tries)]
         assert pauses == sorted(pauses)
         assert pauses[0] < 2
@@ -107,7 +111,7 @@ def test_a_refused_service_is_tried_again_with_growing_pauses_up_to_a_minute() -
         assert sum("web is quarantined" in record.getMessage() for record in vipd.journal) == 1
         vipd.kernel.refuses = lambda forwarding: ""
         await asyncio.sleep(61)
-        assert vipd.kernel.names() == {"dns", "web"}, "nobody has to change or reload anything"
+        assert vipd.kernel.names() > {"dns", "web"}, "nobody has to change or reload anything"
         writes = len(vipd.kernel.writes)
         await asyncio.sleep(120)
         assert len(vipd.kernel.writes) == writes

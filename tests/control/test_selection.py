@@ -6,9 +6,10 @@ import asyncio
 from typing import Any, NamedTuple
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.lab.examples import examples
 from tests.lab.inside import Vipd, running
 from vipd.model.forwarding import Endpoint, Forwarding
 from vipd.model.service import Balance, Family, Masquerade, RejectAction, TrafficPolicy
@@ -278,6 +279,7 @@ SERVICES = st.tuples(
 
 
 @given(st.lists(SERVICES, min_size=20, max_size=20))
+@settings(max_examples=examples(30))
 def test_every_backend_is_in_one_place_and_none_serves_against_what_is_declared(
     services: list[tuple[list[Json], Json]],
 ) -> None:

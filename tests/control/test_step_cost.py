@@ -17,7 +17,7 @@ import pytest
 from tests.lab.inside import Vipd, running
 from tests.model.samples import block, many_declared
 
-FEW, MANY = 100, 1000
+FEW, MANY = 100, 400
 ETCD = {"endpoints": ["http://etcd:2379"]}
 Change = Callable[[Vipd], Awaitable[None]]
 
@@ -139,5 +139,5 @@ def test_a_load_keeps_the_memory_of_its_services_and_no_more() -> None:
             tracemalloc.stop()
 
     kept(10)
-    grown = (kept(1000) - kept(500)) // 500
+    grown = (kept(300) - kept(100)) // 200
     assert 1000 < grown < 20_000

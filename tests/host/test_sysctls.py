@@ -79,7 +79,8 @@ def test_what_somebody_turns_off_is_turned_on_again_with_a_warning(host: Node) -
         for name in (IPV4, IPV6, LIBERAL):
             host.sysctl(name, 0)
             daemon.wait_until(lambda: values(host), ("1", "1", "1"))
-            assert daemon.log.count(f"WARNING {name} ") == 1
+            warned = f"WARNING {name} "
+            daemon.wait_until(lambda warned=warned: daemon.log.count(warned), 1)  # type: ignore[misc]
         assert "Traceback" not in daemon.log
 
 

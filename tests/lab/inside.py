@@ -405,14 +405,18 @@ class Vipd:
         return Output(code, stdout.getvalue(), stderr.getvalue())
 
     async def until(self, condition: Callable[[], object]) -> None:
+        pause = 0.01
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not condition():  # noqa: ASYNC110 (it has no event)
-                await asyncio.sleep(0.01)
+            while not condition():
+                await asyncio.sleep(pause)
+                pause = min(1.1 * pause, 0.1)
 
     async def until_status(self, condition: Callable[[dict[str, Any]], object]) -> dict[str, Any]:
+        pause = 0.01
         async with asyncio.timeout(PATIENCE_SECONDS):
-            while not condition(status := await self.status()):  # noqa: ASYNC110
-                await asyncio.sleep(0.01)
+            while not condition(status := await self.status()):
+                await asyncio.sleep(pause)
+                pause = min(1.1 * pause, 0.1)
         return status
 
 

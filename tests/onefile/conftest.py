@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.onefile.built import PINS, PROJECT, DownloadError, FreshHost, build, copy_sources
+from tests.onefile.built import PINS, PROJECT, DownloadError, FreshHost, bill, build, copy_sources
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -65,21 +65,25 @@ def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def made(readable: Path, wheels: Path) -> Build:
-    """The first build."""
-    sources = copy_sources(PROJECT, readable / "sources")
-    made = Build(readable / "vipd.pyz", sources, wheels)
-    whole = wheels.with_suffix(".whole")
+def made(readable: Path, wheels: Path, tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """The first build; other processes of this run copy it."""
+    made = Build(readable / "vipd.pyz", copy_sources(PROJECT, readable / "sources"), wheels)
+    whole, base = wheels.with_suffix(".whole"), tmp_path_factory.getbasetemp()
+    copy = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / made.file.name
     with wheels.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
+        if copy.exists():
+            for file in (copy, bill(copy)):
+                shutil.copy(file, readable)
+            return made
         if not whole.exists():
             for old in wheels.parent.glob("wheels*"):
                 if old.is_dir():
                     shutil.rmtree(old)
-            patiently_built(made)
-            whole.touch()
-            return made
-    build(made.sources, made.file, made.wheels)
+        patiently_built(made)
+        whole.touch()
+        for file in (made.file, bill(made.file)):
+            shutil.copy(file, copy.parent)
     return made
 
 

@@ -36,12 +36,16 @@ def add_foreign_rule(lab: Lab, family: int) -> None:
 @pytest.mark.parametrize("mode", ["forwarded", "hairpin"])
 @pytest.mark.parametrize("protocol", ["tcp", "udp"])
 @pytest.mark.parametrize("family", [4, 6])
-def test_translated_flows_pass(lab: Lab, services: Services, family: int, protocol: str, mode: str) -> None:
+def test_translated_flows_pass(
+    lab: Lab, daemon: Daemon, services: Services, family: int, protocol: str, mode: str
+) -> None:
     vip = services.add(lab.backends, "--masquerade", mode, family=family, protocol=protocol)
     lab.client.send(*vip, count=20).all_answered()
     with lab.client.open(*vip) as flow:
         assert len({flow.ask() for _ in range(20)}) == 1
     assert "-P FORWARD DROP" in lab.host.run(TOOLS[family], "-S", "FORWARD").stdout, "the policy stays"
+    apart = "accepts flows that vipd translated from now on" in daemon.log
+    assert apart is (daemon.status()["dataplane"]["name"] == "nftables"), "iptables has it in its own rules"
 
 
 @pytest.mark.parametrize("family", [4, 6])

@@ -119,7 +119,7 @@ LARGE = HEAD + "".join(block(f"10.97.{n >> 8}.{n & 255}", f"s{n}", "10.244.0.5")
 def test_what_takes_long_to_read_delays_the_change_of_no_other_author(host: Host) -> None:
     """Three files of one author are saved before another's and come first by name. They are bad, so that
     nobody waits for the kernel."""
-    for save in range(3):
+    for save in range(2):
         for number in range(3):
             chown(host.put(f"{number}.yaml", f"{LARGE}  - {{name: bad, bad{save}: 1}}\n"), 1234)
         host.put("z.yaml", named(f"z{save}"))
@@ -133,4 +133,4 @@ def test_what_takes_long_to_read_delays_the_change_of_no_other_author(host: Host
         host.wait_until(served, True)
         assert f"bad{save}" not in seen, "it was read before"
         host.wait_until(lambda save=save: str(host.problems()).count(f"bad{save}"), 3)  # type: ignore[misc]
-    assert host.names() == {"z2"}
+    assert host.names() == {"z1"}

@@ -17,7 +17,7 @@ from vipd.model.override import OverrideTarget
 
 WALKS = int(os.environ.get("VIPD_OVERRIDES", "2"))
 """At night there are more."""
-STEPS = 120
+STEPS = 60
 ETCD = {"endpoints": ["http://etcd:2379"]}
 Json = dict[str, Any]
 STATES: dict[str, tuple[list[str] | None, ...]] = {

@@ -19,8 +19,8 @@ from tests.observe.flow_stats.counted import PATIENCE_SECONDS, WEB, new_flows, s
 
 pytestmark = pytest.mark.root
 
-CHANGES = int(os.environ.get("VIPD_CHANGES", "24"))
-LOOK_EVERY = 10
+CHANGES = int(os.environ.get("VIPD_CHANGES", "12"))
+LOOK_EVERY = 4
 PAIR = ["10.244.0.11", "10.244.0.12"]
 CHANGING, STEADY = "10.97.0.1", "10.96.0.10"
 

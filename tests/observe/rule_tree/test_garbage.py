@@ -39,7 +39,7 @@ LINES = [
     "\x01\x02",
     "\N{SNOWMAN}",
 ]
-MUTATIONS = examples(120)
+MUTATIONS = examples(60)
 SCRIPT = """\
 #!/bin/sh
 # Prints what the test has put beside it, for the listing that is asked for.

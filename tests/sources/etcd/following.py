@@ -90,7 +90,7 @@ class Follower:
 
     async def until(self, true: Callable[[], object], what: str = "", seconds: float = 90.0) -> None:
         """Wait for something; fail with all that is known. It may be awaitable."""
-        end = asyncio.get_running_loop().time() + seconds
+        end, pause = asyncio.get_running_loop().time() + seconds, 0.01
         while True:
             seen = true()
             if await seen if isinstance(seen, Awaitable) else seen:
@@ -98,7 +98,8 @@ class Follower:
             assert asyncio.get_running_loop().time() < end, (
                 f"{what}: {self.serving()} {await self.etcd()} {await self.problems()}"
             )
-            await asyncio.sleep(0.01)
+            await asyncio.sleep(pause)
+            pause = min(1.25 * pause, 0.1)
 
     async def until_problem(self, words: str) -> None:
         """Wait for a problem of etcd, or a warning, with these words."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+from tests.lab.flow import finish
+from tests.lab.fork_server import fork_server
 from tests.lab.waiting import wait_until
 
 BACKEND = "10.0.0.5:80"
@@ -21,7 +22,9 @@ class Registering:
         self._log = log
         command = [sys.executable, "-m", "vipd.cli.main", "register", service, backend, *options]
         with log.open("wb") as file:
-            self._process = subprocess.Popen(command, stdout=file, stderr=file)
+            self._process = fork_server(command[2]).start(
+                "", command, {}, stdout=file.fileno(), stderr=file.fileno()
+            )
 
     @property
     def said(self) -> str:
@@ -40,7 +43,7 @@ class Registering:
     def kill(self) -> None:
         """End it as a crash would."""
         self._process.kill()
-        self._process.wait()
+        finish(self._process)
 
     def stop(self) -> int:
         """End it by SIGTERM; its exit code."""
