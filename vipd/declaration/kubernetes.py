@@ -35,7 +35,16 @@ from vipd.declaration.syntax import (
     parse_network,
     quoted,
 )
-from vipd.declaration.values import INVALID, Faults, Kind, Located, Path, Short, Text, number
+from vipd.declaration.values import (
+    INVALID,
+    Faults,
+    Located,
+    Path,
+    Read,
+    number,
+    read_text,
+    reader_of_short_form,
+)
 from vipd.declaration.yaml_text import Ambiguous
 from vipd.model import limits
 from vipd.model.service import (
@@ -74,10 +83,9 @@ def _parse_range(text: str) -> str:
     return parse_network(text if ":" in text else _LEADING_ZEROS.sub("", text), mask=True)
 
 
-_TEXT = Text("", {}, "text")
-_RANGE = Short("", {}, _parse_range, "a network like 203.0.113.0/24")
-_TIMEOUT = number(1, MAX_AFFINITY_SECONDS)
-_OPTIONAL_PORT = number(0, MAX_PORT)
+_read_range = reader_of_short_form(_parse_range, "a network like 203.0.113.0/24")
+_read_timeout = number(1, MAX_AFFINITY_SECONDS).read
+_read_optional_port = number(0, MAX_PORT).read
 """0 is what Kubernetes also writes for none."""
 
 _TYPES = {name: name for name in ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")}
@@ -130,14 +138,14 @@ class Field(NamedTuple):
         """What a function reads of the items of a list, without None."""
         return [value for item in self.items() if (value := read(item)) is not None]
 
-    def read(self, kind: Kind) -> Any:
-        """The value as this kind reads it; None if there is none, or an invalid one."""
-        value = None if self.value is None else kind.read(self.value, self.path, self.faults)
+    def read(self, reader: Read) -> Any:
+        """The value as this function reads it; None if there is none, or an invalid one."""
+        value = None if self.value is None else reader(self.value, self.path, self.faults)
         return None if value is INVALID else value
 
     def text(self, default: str = "") -> str:
         """Text; the default if there is no value, or the empty text."""
-        return self.read(_TEXT) or default
+        return self.read(read_text) or default
 
     def choice(self, choices: Mapping[str, T], default: T) -> T:
         """The value of one of a few words."""
@@ -157,7 +165,7 @@ class Field(NamedTuple):
 
     def address(self) -> Located[str] | None:
         """An IP address; None if there is no value, or an invalid one."""
-        address = self.read(ADDRESS)
+        address = self.read(ADDRESS.read)
         return None if address is None else Located(address, self.path)
 
     def problem(self, what: str, hint: str = "") -> None:
@@ -241,7 +249,7 @@ def _read_endpoint_port(field: Field) -> NamedPort | None:
     """A port; None without a number, as kube-proxy then ignores it."""
     name = field.at("name").text()
     protocol = field.at("protocol").choice(_PROTOCOLS, Protocol.TCP)
-    port = field.at("port").read(_OPTIONAL_PORT)
+    port = field.at("port").read(_read_optional_port)
     return NamedPort(name, protocol, port) if port else None
 
 
@@ -251,7 +259,7 @@ def _read_endpoint(field: Field, family: Family | None) -> Located[Backend] | No
         field.problem("addresses is missing", "every endpoint needs an address")
         return None
     first = addresses[0]
-    address = first.read(ADDRESS)
+    address = first.read(ADDRESS.read)
     if first.value is None:
         first.problem("has no value", "write an IP address")
     if address is None:
@@ -270,7 +278,7 @@ def _read_address(field: Field) -> Located[Backend] | None:
     ip = field.at("ip")
     if ip.value is None:
         field.problem("ip is missing", "every address of Endpoints needs an ip")
-    address = ip.read(ADDRESS)
+    address = ip.read(ADDRESS.read)
     node = _place_name(field.at("nodeName"), "node")
     return None if address is None else _usable_server(ip, Backend(address, node=node))
 
@@ -362,7 +370,7 @@ def read_kubernetes_service(field: Field, origin: Origin) -> KubernetesService |
     policy = spec.at("externalTrafficPolicy").choice(_POLICIES, TrafficPolicy.CLUSTER)
     at, health = spec.at("healthCheckNodePort"), None
     if kind == "LoadBalancer" and policy is TrafficPolicy.LOCAL:
-        health = at.read(_OPTIONAL_PORT) or None
+        health = at.read(_read_optional_port) or None
     rules.check_host_ports(draft, Located(health, at.path) if health else None)
     hints, preference = _topology_mode(field), spec.at("trafficDistribution")
     distribution = None if hints else _DISTRIBUTIONS.get(preference.text())
@@ -433,14 +441,14 @@ def _read_ports(field: Field, kind: str) -> list[Located[ServicePort]]:
 def _read_port(field: Field, kind: str) -> ServicePort | None:
     if not field.has("port"):
         field.problem("port is missing", "write port: 80")
-    port = field.at("port").read(PORT_NUMBER)
+    port = field.at("port").read(PORT_NUMBER.read)
     name, target = field.at("name").text(), field.at("targetPort")
     if name and not PORT_NAME.fullmatch(name):
         field.at("name").problem(f"{quoted(name)} is not a port name", PORT_NAME_HINT)
         name = ""
     protocol = field.at("protocol").choice(_PROTOCOLS, Protocol.TCP)
-    node_port = field.at("nodePort").read(_OPTIONAL_PORT) or None
-    number = target.read(_OPTIONAL_PORT if type(target.value) is int else _TEXT)
+    node_port = field.at("nodePort").read(_read_optional_port) or None
+    number = target.read(_read_optional_port if type(target.value) is int else read_text)
     if port is None:
         return None
     # A target's name says nothing here: only the endpoints can resolve it.
@@ -460,7 +468,7 @@ def _read_external(
     ranges: dict[str, None] = {}
     if kind == "LoadBalancer":
         balanced = field.at("status", "loadBalancer", "ingress").each(_read_ingress)
-        ranges = dict.fromkeys(spec.at("loadBalancerSourceRanges").each(lambda item: item.read(_RANGE)))
+        ranges = dict.fromkeys(spec.at("loadBalancerSourceRanges").each(lambda item: item.read(_read_range)))
     families = {family_of(address.value) for address in cluster_ips}
     taken = {address.value for address in cluster_ips}
     externals: list[ExternalAddress] = []
@@ -489,7 +497,7 @@ def _read_ingress(field: Field) -> Located[str] | None:
 def _read_affinity(spec: Field) -> Affinity | None:
     if not spec.at("sessionAffinity").choice({"None": False, "ClientIP": True}, default=False):
         return None
-    timeout = spec.at("sessionAffinityConfig", "clientIP", "timeoutSeconds").read(_TIMEOUT)
+    timeout = spec.at("sessionAffinityConfig", "clientIP", "timeoutSeconds").read(_read_timeout)
     return Affinity(timeout or DEFAULT_AFFINITY_SECONDS)
 
 
