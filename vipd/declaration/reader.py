@@ -41,7 +41,6 @@ from vipd.declaration.yaml_text import (
     numbered_lines,
     read_values,
 )
-from vipd.model.frozen import fast_constructor
 from vipd.model.service import (
     Announcement,
     Frontend,
@@ -57,7 +56,6 @@ _VERSION = re.compile(r"[A-Za-z0-9.-]{1,40}(?:/[A-Za-z0-9.-]{1,20})?")
 _ADDRESS_KEYS = {"address", "external_addresses", "load_balancer_addresses"}
 _OF_EVERY_SERVICE = {"name", "address", "ports", "backends"}
 """Keys that no rule of `_check` but that for backends concerns: most services have no others."""
-_new_service, _new_origin = fast_constructor(Service), fast_constructor(Origin)
 
 
 @dataclass(slots=True)
@@ -181,7 +179,7 @@ def _read_services(
     services, (defaults, origin) = list[Service](), common
     for index, item in enumerate(items):
         here, service = (*path, index), None
-        place = _new_origin(origin.source, origin.path, lines[index], "", origin.written_by)
+        place = Origin(origin.source, origin.path, lines[index], "", origin.written_by)
         try:
             service = read_service(item, here, faults, defaults, place)
         except Exception as error:
@@ -309,7 +307,7 @@ def _service(draft: Draft, right: dict[str, Any], defaults: Defaults, origin: Or
         fields["check"] = draft.check
     if values.get("announce"):
         fields["announcement"] = _announcement(draft, values["announce"], "announce" in right)
-    return _new_service(
+    return Service(
         name=_name(right.get("name"), draft),
         addresses=tuple([address for address, _ in draft.addresses]),
         ports=tuple([port for port, _ in draft.ports]),
