@@ -368,13 +368,16 @@ def _jitter(text: str) -> float:
 TIMING = {
     "interval": Key(
         _period("a duration, 100ms to 60m"),
-        "`5s`",
-        "From one question to the next. At least 1s for a backend that registers itself.",
+        "From one question to the next. At least 1s for a backend that registers itself. Default: `5s`.",
     ),
-    "timeout": Key(_period("a duration, 100ms to `interval`"), "`2s`", "Longest time for an answer."),
-    "rise": Key(number(1, MAX_COUNT), "2", "Good answers in a row that make an unhealthy backend healthy."),
-    "fall": Key(number(1, MAX_COUNT), "3", "Bad answers in a row that make a healthy backend unhealthy."),
-    "start": Key(choice(InitialHealth), "`healthy`", "What it counts as until the first verdict."),
+    "timeout": Key(_period("a duration, 100ms to `interval`"), "Longest time for an answer. Default: `2s`."),
+    "rise": Key(
+        number(1, MAX_COUNT), "Good answers in a row that make an unhealthy backend healthy. Default: 2."
+    ),
+    "fall": Key(
+        number(1, MAX_COUNT), "Bad answers in a row that make a healthy backend unhealthy. Default: 3."
+    ),
+    "start": Key(choice(InitialHealth), "What it counts as until the first verdict. Default: `healthy`."),
     "jitter": Key(
         Kind(
             "`0%` to `50%`",
@@ -382,8 +385,7 @@ TIMING = {
             reader_of_short_form(_jitter, "a percentage like 10%"),
             lambda part: f"{round(part * 100)}%",
         ),
-        "`10%`",
-        "By how much pauses are shortened at random.",
+        "By how much pauses are shortened at random. Default: `10%`.",
     ),
 }
 """The keys of every check: fields of `Timing`."""
@@ -398,7 +400,7 @@ class CheckType(NamedTuple):
     """The keys that it must have, each with a hint."""
 
 
-_PORT_ASKED = {"port": Key(PORT_NUMBER, "the backend's own", "The port that is asked.")}
+_PORT_ASKED = {"port": Key(PORT_NUMBER, "The port that is asked. Default: the backend's own.")}
 _HTTP = {
     **_PORT_ASKED,
     "method": Key(
@@ -406,8 +408,7 @@ _HTTP = {
             *("an HTTP method", "[A-Z]{1,16}", "an HTTP method", "write it in capitals: GET or HEAD"),
             schema_hint="an HTTP method in capitals: GET or HEAD",
         ),
-        "`GET`",
-        "http, https: of the request.",
+        "http, https: of the request. Default: `GET`.",
     ),
     "path": Key(
         text_like(
@@ -415,23 +416,19 @@ _HTTP = {
             noun="a path",
             schema_hint="a path such as /healthz, without spaces",
         ),
-        "`/`",
-        "http, https: of the request.",
+        "http, https: of the request. Default: `/`.",
     ),
     "host": Key(
         _host("write a name, or an address, without a scheme"),
-        "the address and port",
-        "http, https: the Host header.",
+        "http, https: the Host header. Default: the address and port.",
     ),
     "status": Key(
         Kind("a status, a range, or a list", list_or(_STATUS), _read_status, _status_spec),
-        "`200-399`",
-        "http, https: good ones. Redirections are not followed.",
+        "http, https: good ones. Redirections are not followed. Default: `200-399`.",
     ),
     "body": Key(
         Kind("text, or a regular expression", _TEXT, _read_body),
-        "any body",
-        "http, https: found in the answer's first 64 KiB.",
+        "http, https: found in the answer's first 64 KiB. Default: any body.",
     ),
 }
 CHECK_TYPES = {
@@ -442,17 +439,15 @@ CHECK_TYPES = {
         HttpProbe(tls=True),
         {
             **_HTTP,
-            "verify": Key(FLAG, "`true`", "https: whether the certificate must be valid."),
+            "verify": Key(FLAG, "https: whether the certificate must be valid. Default: `true`."),
             "ca": Key(
                 FILE,
-                "the host's",
                 "https: certificates to trust, in a regular file of at most 1 MiB. Not in etcd, where "
-                "nothing names files of hosts.",
+                "nothing names files of hosts. Default: the host's.",
             ),
             "server_name": Key(
                 _host("the name in the certificate"),
-                "`host`, else the address",
-                "https: name sent (SNI) and verified.",
+                "https: name sent (SNI) and verified. Default: `host`, else the address.",
             ),
         },
     ),
@@ -460,11 +455,11 @@ CHECK_TYPES = {
         UdpProbe(),
         {
             **_PORT_ASKED,
-            "send": Key(_PAYLOAD, "", "udp: the datagram. Required."),
+            "send": Key(_PAYLOAD, "udp: the datagram. Required."),
             "expect": Key(
                 _PAYLOAD,
-                "silence is good",
-                "udp: what the answer begins with. Without it only an ICMP refusal is bad.",
+                "udp: what the answer begins with. Without it only an ICMP refusal is bad. Default: "
+                "silence is good.",
             ),
         },
         {"send": "write what the server answers to: {type: udp, send: ping}"},
@@ -478,15 +473,15 @@ CHECK_TYPES = {
                     *("a domain name", DOMAIN_NAME, "a domain name", "write a name like example.com, or ."),
                     schema_hint="a name such as example.com, or .",
                 ),
-                "`.`",
-                "dns: the name that is asked for.",
+                "dns: the name that is asked for. Default: `.`.",
             ),
-            "record": Key(choice(DNS_TYPES), "`A`", "dns: the type of record."),
-            "rcode": Key(choice(DNS_RCODES, words="a response code"), "`NOERROR`", "dns: of a good answer."),
+            "record": Key(choice(DNS_TYPES), "dns: the type of record. Default: `A`."),
+            "rcode": Key(
+                choice(DNS_RCODES, words="a response code"), "dns: of a good answer. Default: `NOERROR`."
+            ),
             "answer": Key(
                 any_text("the text of a record", _TEXT, "the text of a record"),
-                "any or none",
-                "dns: must be among the answers.",
+                "dns: must be among the answers. Default: any or none.",
             ),
         },
     ),
@@ -507,7 +502,6 @@ CHECK_TYPES = {
                     _read_command,
                     list,
                 ),
-                "",
                 "exec: a program's absolute path and its arguments, each word by itself. No shell. Required.",
             ),
             "user": Key(
@@ -516,8 +510,8 @@ CHECK_TYPES = {
                     "a user without rights, such as vipd-check",
                     schema_hint="the name of a user, such as vipd-check",
                 ),
-                "one for each author",
-                "exec: the user that runs it. Never root, nor a user that may change what vipd does.",
+                "exec: the user that runs it. Never root, nor a user that may change what vipd does. "
+                "Default: one for each author.",
             ),
         },
         {"command": "write {type: exec, command: [/usr/local/bin/check, --quick]}"},
@@ -527,7 +521,7 @@ PROBE_FIELDS = {"record": "type"}
 """Keys that a probe's field is not named after."""
 _TYPE = choice(list(CHECK_TYPES))
 CHECK_KEYS: Mapping[str, Key] = {
-    "type": Key(_TYPE, "", "Required in a mapping."),
+    "type": Key(_TYPE, "Required in a mapping."),
     **TIMING,
     **{name: key for kind in CHECK_TYPES.values() for name, key in kind.keys.items()},
 }
@@ -648,17 +642,18 @@ PORT = table(
     {
         "name": Key(
             text_like("text", PORT_NAME.pattern, "a name", PORT_NAME_HINT, noun="a port name"),
-            "none",
-            "1 to 63 of `a-z 0-9 -`, at least one letter or digit. Needed only for `ports` of a backend.",
+            "1 to 63 of `a-z 0-9 -`, at least one letter or digit. Needed only for `ports` of a backend. "
+            "Default: none.",
         ),
-        "port": Key(PORT_NUMBER, "", "Required. What clients connect to."),
+        "port": Key(PORT_NUMBER, "Required. What clients connect to."),
         "protocol": Key(
             Kind("`tcp`, `udp` or `sctp`", {"enum": [*map(str, Protocol), *PROTOCOL_WORDS]}, _read_protocol),
-            "`tcp`",
-            "Of clients and backends.",
+            "Of clients and backends. Default: `tcp`.",
         ),
-        "target": Key(PORT_NUMBER, "`port`", "The backends' port."),
-        "node_port": Key(PORT_NUMBER, "none", "Port on this host's own addresses that leads here too."),
+        "target": Key(PORT_NUMBER, "The backends' port. Default: `port`."),
+        "node_port": Key(
+            PORT_NUMBER, "Port on this host's own addresses that leads here too. Default: none."
+        ),
     },
     PORT_TEXT,
 )
@@ -762,19 +757,17 @@ BACKEND = table(
     {
         "address": Key(
             replace(ADDRESS, read=reader_of_short_form(parse_backend_address, "an IP address")),
-            "",
             "Of a family that the service has an address of; not loopback, and no service's `address`. A "
             "backend has this, `dns` or `srv`.",
         ),
-        "dns": Key(_DNS_NAME, "", "A name in place of `address`: each of its addresses is a backend."),
+        "dns": Key(_DNS_NAME, "A name in place of `address`: each of its addresses is a backend."),
         "srv": Key(
             _DNS_NAME,
-            "",
-            "A name in place of `address` whose SRV records say the backends, their ports, weights and which "
-            "are backups. Only in services of one port; not beside `port`, `ports` or `weight`.",
+            "A name in place of `address` whose SRV records say the backends, their ports, weights and "
+            "which are backups. Only in services of one port; not beside `port`, `ports` or `weight`.",
         ),
         "port": Key(
-            PORT_NUMBER, "the port's `target`", "The backend's own port, for all ports of the service."
+            PORT_NUMBER, "The backend's own port, for all ports of the service. Default: the port's `target`."
         ),
         "ports": Key(
             Kind(
@@ -788,38 +781,34 @@ BACKEND = table(
                 _read_named_ports,
                 dict,
             ),
-            "all ports",
-            "The only ports that it serves, each with its own number. Not beside `port`.",
+            "The only ports that it serves, each with its own number. Not beside `port`. Default: all ports.",
         ),
         "weight": Key(
             number(0, MAX_WEIGHT),
-            "1",
-            "Its share of new flows is its weight over the sum of all. 0: no new flows.",
+            "Its share of new flows is its weight over the sum of all. 0: no new flows. Default: 1.",
         ),
         "state": Key(
             choice(STATES, *_STATE_SYNONYMS),
-            "`up`",
-            "`drain`: new flows only while nothing that is up can serve. "
-            "`down`: none, and flows are treated as if it were removed.",
+            "`drain`: new flows only while nothing that is up can serve. `down`: none, and flows are "
+            "treated as if it were removed. Default: `up`.",
         ),
         "node": Key(
             NODE,
-            "none",
-            "The host it runs on, for the policy `local`. Compared with the setting `node_name`.",
+            "The host it runs on, for the policy `local`. Compared with the setting `node_name`. Default: "
+            "none.",
         ),
         "zone": Key(
             one_or_more("text or a list", ZONE, "the list is empty", "name a zone, or remove the key"),
-            "none",
-            "Zones whose clients it should serve. Compared with the setting `zone`.",
+            "Zones whose clients it should serve. Compared with the setting `zone`. Default: none.",
             field="zones",
         ),
-        "backup": Key(FLAG, "`false`", "Serves only while no backend that is none can."),
-        "check": Key(CHECK, "the service's", "How this backend is checked."),
+        "backup": Key(FLAG, "Serves only while no backend that is none can. Default: `false`."),
+        "check": Key(CHECK, "How this backend is checked. Default: the service's."),
         "max_connections": Key(
             number(1, MAX_CONNECTIONS),
-            "no limit",
-            "With so many live flows of the service through this host it gets no new ones, until a twentieth "
-            "of them has ended. vipd counts about once a second, so that more may come within a second.",
+            "With so many live flows of the service through this host it gets no new ones, until a "
+            "twentieth of them has ended. vipd counts about once a second, so that more may come within a "
+            "second. Default: no limit.",
         ),
     },
     BACKEND_TEXT,
@@ -910,8 +899,8 @@ AFFINITY = table(
     reference("affinity"),
     "Affinity",
     {
-        "by": Key(choice({"client-ip": True}), "", "Required in a mapping."),
-        "timeout": Key(AFFINITY_TIMEOUT, "`3h`", "Counts from the client's last new flow."),
+        "by": Key(choice({"client-ip": True}), "Required in a mapping."),
+        "timeout": Key(AFFINITY_TIMEOUT, "Counts from the client's last new flow. Default: `3h`."),
     },
 )
 _AFFINITIES = choice({"none": None, "client-ip": Affinity(), "true": Affinity(), "false": None})
@@ -951,7 +940,6 @@ FALLBACK = table(
     {
         "backends": Key(
             FALLBACK_BACKENDS,
-            "",
             "Required. Serve while no backend of the service can, on any host. If they cannot either, the "
             "flow is refused.",
         ),
@@ -1006,11 +994,11 @@ ANNOUNCE = table(
     reference("announce"),
     "Announce",
     {
-        "by": Key(choice({method.value: method for method in AnnounceMethod}), "", "Required in a mapping."),
+        "by": Key(choice({method.value: method for method in AnnounceMethod}), "Required in a mapping."),
         "addresses": Key(
             choice({"external": False, "all": True}),
-            "as the short form",
-            "`all`: its `address`, too, besides the external and load balancer addresses.",
+            "`all`: its `address`, too, besides the external and load balancer addresses. Default: as the "
+            "short form.",
         ),
     },
 )
@@ -1033,25 +1021,28 @@ LIMITS = table(
     reference("flow_limits"),
     "Flow limits",
     {
-        "connections": Key(number(1, MAX_CONNECTIONS), "no limit", f"Flows at the same time, {_PER_PORT}."),
-        "connections_per_client": Key(number(1, MAX_CONNECTIONS), "no limit", "The same of one client."),
+        "connections": Key(
+            number(1, MAX_CONNECTIONS), f"Flows at the same time, {_PER_PORT}. Default: no limit."
+        ),
+        "connections_per_client": Key(
+            number(1, MAX_CONNECTIONS), "The same of one client. Default: no limit."
+        ),
         "new_per_second": Key(
-            number(1, MAX_NEW_PER_SECOND), "no limit", f"New flows in a second, {_PER_PORT}."
+            number(1, MAX_NEW_PER_SECOND), f"New flows in a second, {_PER_PORT}. Default: no limit."
         ),
         "burst": Key(
             number(1, MAX_BURST),
-            "`new_per_second`",
-            "New flows that may come at once after a pause; "
-            "each second makes room for `new_per_second` more.",
+            "New flows that may come at once after a pause; each second makes room for `new_per_second` "
+            "more. Default: `new_per_second`.",
         ),
         "new_per_client": Key(
-            number(1, MAX_NEW_PER_SECOND), "no limit", "New flows of one client in a second."
+            number(1, MAX_NEW_PER_SECOND), "New flows of one client in a second. Default: no limit."
         ),
-        "client_burst": Key(number(1, MAX_BURST), "`new_per_client`", "`burst` of one client."),
+        "client_burst": Key(number(1, MAX_BURST), "`burst` of one client. Default: `new_per_client`."),
         "client_ipv6_prefix": Key(
             number(MIN_CLIENT_IPV6_PREFIX, 128),
-            "64",
-            "Length of the IPv6 prefix whose addresses count as one client. With IPv4 each address does.",
+            "Length of the IPv6 prefix whose addresses count as one client. With IPv4 each address does. "
+            "Default: 64.",
         ),
     },
 )
@@ -1120,14 +1111,12 @@ DEFAULTS: Mapping[str, Key] = {
             ),
             *(_read_affinity, _affinity_spec),
         ),
-        "`none`",
-        "Whether a client keeps its backend.",
+        "Whether a client keeps its backend. Default: `none`.",
         field="affinity",
     ),
     "masquerade": Key(
         choice({**{mode.value: mode for mode in Masquerade}, "auto": None}, words="a mode"),
-        "`auto`",
-        "Which flows get this host's address as their source.",
+        "Which flows get this host's address as their source. Default: `auto`.",
         field="masquerade",
     ),
     "fallback": Key(
@@ -1136,32 +1125,31 @@ DEFAULTS: Mapping[str, Key] = {
             _either({"enum": list(_REFUSALS)}, FALLBACK_BACKENDS.schema, reference("fallback")),
             _read_fallback,
         ),
-        "`reject`",
-        "What a new flow meets while no backend can serve. `keep`: while all are unhealthy, all serve.",
+        "What a new flow meets while no backend can serve. `keep`: while all are unhealthy, all serve. "
+        "Default: `reject`.",
     ),
     "balance": Key(
         choice({balance.value: balance for balance in Balance}),
-        "`random`",
-        "How a new flow's backend is chosen, by weight. `source-hash`: by the client's address, the same on "
-        "every host; nftables dataplane only. Made for up to 3,000 backends: their table takes about one "
-        "second to make, beside all other work, and 30 MB meanwhile. `least-connections`: at random, by "
-        "weights that follow the live flows of each backend through this host, about once a second.",
+        "How a new flow's backend is chosen, by weight. `source-hash`: by the client's address, the same "
+        "on every host; nftables dataplane only. Made for up to 3,000 backends: their table takes about "
+        "one second to make, beside all other work, and 30 MB meanwhile. `least-connections`: at random, "
+        "by weights that follow the live flows of each backend through this host, about once a second. "
+        "Default: `random`.",
         field="balance",
     ),
-    "check": Key(CHECK, "`none`", "Health check for backends that define none of their own."),
+    "check": Key(CHECK, "Health check for backends that define none of their own. Default: `none`."),
     "slow_start": Key(
         _duration("a duration, up to 1h", "30s", 0, MAX_SLOW_START_SECONDS, "at most 1h"),
-        "`0s`",
-        "How long the share of a backend that has become healthy again takes to grow to its full.",
+        "How long the share of a backend that has become healthy again takes to grow to its full. Default: "
+        "`0s`.",
         field="slow_start",
     ),
     "weight_from": Key(
         choice({"declaration": False, "check": True}),
-        "`declaration`",
-        "`check`: a backend may say its weight in the header `X-Vipd-Weight` of its answer to an HTTP"
-        " check: 0 to 65535, or a percentage of its declared one, 0% to 100%. Digits are those of "
-        "ASCII; zeros in front count for nothing. With anything else the declared weight counts, and "
-        "`vipctl describe` says what came.",
+        "`check`: a backend may say its weight in the header `X-Vipd-Weight` of its answer to an HTTP "
+        "check: 0 to 65535, or a percentage of its declared one, 0% to 100%. Digits are those of ASCII; "
+        "zeros in front count for nothing. With anything else the declared weight counts, and `vipctl "
+        "describe` says what came. Default: `declaration`.",
         field="weight_from_check",
     ),
     "announce": Key(
@@ -1170,11 +1158,10 @@ DEFAULTS: Mapping[str, Key] = {
             _either(_METHODS.schema, reference("announce")),
             _read_announce,
         ),
-        "`none`",
         "How hosts elsewhere learn where its addresses are. `routes`: a routing daemon announces each from "
         "every host that serves it; `l2`: one host at a time answers ARP and neighbour discovery for it. "
-        "Meant are external and load balancer addresses; if the service has none, `address`, unless "
-        "only `defaults` says it. See `announce_addresses` in the settings.",
+        "Meant are external and load balancer addresses; if the service has none, `address`, unless only "
+        "`defaults` says it. See `announce_addresses` in the settings. Default: `none`.",
     ),
     "limits": Key(
         Kind(
@@ -1182,10 +1169,9 @@ DEFAULTS: Mapping[str, Key] = {
             _either({"enum": ["none"]}, reference("flow_limits")),
             *(_read_limits, _limits_spec),
         ),
-        "`none`",
         "How many flows the service and each client may begin and have. A new flow over a limit is refused "
-        "as `fallback` says: `drop` in silence, else at once. Never with the prefix KUBE or "
-        "`compat: kube-proxy`.",
+        "as `fallback` says: `drop` in silence, else at once. Never with the prefix KUBE or `compat: "
+        "kube-proxy`. Default: `none`.",
         field="limits",
     ),
 }
@@ -1198,11 +1184,10 @@ EXTERNAL_ADDRESS = table(
     reference("external_address"),
     "An external address",
     {
-        "address": Key(ADDRESS, "", "Required."),
+        "address": Key(ADDRESS, "Required."),
         "allow_from": Key(
             NETWORKS,
-            "the service's `allow_from`",
-            "Sources that may use it. Packets of others are dropped.",
+            "Sources that may use it. Packets of others are dropped. Default: the service's `allow_from`.",
         ),
     },
     {**_IP_ADDRESS, "type": ["string", "object"]},
@@ -1245,8 +1230,8 @@ TRAFFIC_POLICY = table(
     reference("traffic_policies"),
     "Traffic policies",
     {
-        "internal": Key(_POLICY, "`cluster`", "For traffic to `address`."),
-        "external": Key(_POLICY, "`cluster`", "For traffic to external addresses and node ports."),
+        "internal": Key(_POLICY, "For traffic to `address`. Default: `cluster`."),
+        "external": Key(_POLICY, "For traffic to external addresses and node ports. Default: `cluster`."),
     },
 )
 
@@ -1267,13 +1252,12 @@ SERVICE = table(
     {
         "name": Key(
             any_text("text", matching(f"{SERVICE_NAME.pattern}|{_FRONTEND}", SERVICE_NAME_HINT), "a name"),
-            "the first frontend, `10.96.0.10:53/udp`",
-            "1 to 128 of `A-Z a-z 0-9 . _ / -`, a letter or digit at both ends. Unique on the host.",
+            "1 to 128 of `A-Z a-z 0-9 . _ / -`, a letter or digit at both ends. Unique on the host. "
+            "Default: the first frontend, `10.96.0.10:53/udp`.",
         ),
         "description": Key(
             any_text("text", _TEXT, "text"),
-            "none",
-            "What it is for, or whose it is: `vipctl describe` shows it.",
+            "What it is for, or whose it is: `vipctl describe` shows it. Default: none.",
             field="description",
         ),
         "address": Key(
@@ -1283,8 +1267,7 @@ SERVICE = table(
                 *("the list is empty", "every service needs an address"),
                 uniqueItems=True,
             ),
-            "none",
-            "The virtual IPs.",
+            "The virtual IPs. Default: none.",
         ),
         "ports": Key(
             Kind(
@@ -1292,67 +1275,62 @@ SERVICE = table(
                 list_or(reference("port"), minItems=1, uniqueItems=True, maxItems=limits.PORTS),
                 _read_ports,
             ),
-            "",
             "Required. What clients connect to.",
         ),
-        "backends": Key(BACKENDS, "none", "Who serves."),
-        "external_addresses": Key(_EXTERNAL_ADDRESSES, "none", "Addresses for clients from outside."),
+        "backends": Key(BACKENDS, "Who serves. Default: none."),
+        "external_addresses": Key(_EXTERNAL_ADDRESSES, "Addresses for clients from outside. Default: none."),
         "load_balancer_addresses": Key(
-            _EXTERNAL_ADDRESSES, "none", "The same, called a load balancer's in rules and by Kubernetes."
+            _EXTERNAL_ADDRESSES,
+            "The same, called a load balancer's in rules and by Kubernetes. Default: none.",
         ),
         "allow_from": Key(
             NETWORKS,
-            "`any`",
-            "Who may use the service at its addresses and node ports. Packets of others are dropped.",
+            "Who may use the service at its addresses and node ports. Packets of others are dropped. "
+            "Default: `any`.",
             field="allow_from",
         ),
-        "node_port": Key(PORT_NUMBER, "none", "Short for `node_port` of the only port."),
+        "node_port": Key(PORT_NUMBER, "Short for `node_port` of the only port. Default: none."),
         "health_port": Key(
             PORT_NUMBER,
-            "none",
-            "TCP port of this host that tells outer load balancers whether to send traffic here.",
+            "TCP port of this host that tells outer load balancers whether to send traffic here. Default: "
+            "none.",
             field="health_port",
         ),
         "traffic_policy": Key(
             Kind("a mapping", reference("traffic_policies"), _read_traffic_policy),
-            "`cluster` for both",
-            "Whether only backends on this host serve.",
+            "Whether only backends on this host serve. Default: `cluster` for both.",
         ),
         "traffic_distribution": Key(
             choice({each.value: each for each in TrafficDistribution}),
-            "`prefer-same-zone`",
             "Which ready backends serve first under the policy `cluster`: those for this host's zone, or "
-            "those on this host and then those for its zone.",
+            "those on this host and then those for its zone. Default: `prefer-same-zone`.",
             field="traffic_distribution",
         ),
         "on_remove": Key(
             choice({"keep": False, "reset": True}),
-            "`keep`",
             "Whether established TCP and SCTP flows to a backend that is removed or `down` go on or are "
-            "ended; also when the port or the whole service is removed. A TCP client gets a reset with "
-            "the next packet that it sends, for ten minutes after a frontend was removed. UDP flows "
-            "always end.",
+            "ended; also when the port or the whole service is removed. A TCP client gets a reset with the "
+            "next packet that it sends, for ten minutes after a frontend was removed. UDP flows always "
+            "end. Default: `keep`.",
             field="ends_flows",
         ),
         "respond_to_ping": Key(
             FLAG,
-            "`true`",
-            "Whether the addresses in `address` answer ICMP echo while a backend serves; this host answers. "
-            "Never with the prefix KUBE or `compat: kube-proxy`.",
+            "Whether the addresses in `address` answer ICMP echo while a backend serves; this host "
+            "answers. Never with the prefix KUBE or `compat: kube-proxy`. Default: `true`.",
             field="answers_ping",
         ),
         "registrations": Key(
             FLAG,
-            "`true` in etcd, else `false`",
-            "Whether backends that register themselves in etcd take part.",
+            "Whether backends that register themselves in etcd take part. Default: `true` in etcd, else "
+            "`false`.",
             field="registrations",
         ),
         "flow_takeover": Key(
             FLAG,
-            "`false`",
             "Whether established TCP flows go on through this host when the host that they went through is "
-            "lost. Needs `balance: source-hash` and `masquerade: hairpin`. Do not set it where clients also "
-            "connect to the backends' ports directly.",
+            "lost. Needs `balance: source-hash` and `masquerade: hairpin`. Do not set it where clients "
+            "also connect to the backends' ports directly. Default: `false`.",
             field="flow_takeover",
         ),
         **DEFAULTS,
@@ -1364,9 +1342,7 @@ DOCUMENT = table(
     {},
     "A document",
     {
-        "apiVersion": Key(
-            choice([API_VERSION]), "", "Required. A document of another version is not read on."
-        ),
+        "apiVersion": Key(choice([API_VERSION]), "Required. A document of another version is not read on."),
         "defaults": Key(
             table(
                 f"a mapping of {', '.join(f'`{key}`' for key in DEFAULTS)}",
@@ -1374,12 +1350,10 @@ DOCUMENT = table(
                 "Defaults",
                 DEFAULTS,
             ),
-            "",
             "Defaults for all services in this document.",
         ),
         "services": Key(
             Kind("a list", {"type": ["array", "null"], "items": reference("service")}),
-            "",
             "May be missing or empty.",
         ),
     },

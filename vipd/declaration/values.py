@@ -374,11 +374,9 @@ def list_or(
 
 
 class Key(NamedTuple):
-    """One key of a mapping: its values, its default (empty: it is required, or its absence has no
-    consequence) and its meaning, for docs."""
+    """One key of a mapping: its values and its meaning, for docs, which ends in its default."""
 
     kind: Kind
-    default: str
     meaning: str
     field: str = ""
     """The field of the model that is its value; empty: it takes more than one, or a part of one."""
