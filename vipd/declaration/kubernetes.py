@@ -8,7 +8,6 @@ them need no trimming; a value of the wrong kind is reported, and counts as abse
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -658,35 +657,34 @@ def is_kubernetes(document: Any) -> bool:
     return type(document) is dict and "kind" in document and document.get("apiVersion") != API_VERSION
 
 
-@dataclass(slots=True)
 class KubernetesObjects:
     """Collects the Kubernetes objects of one file, and combines them when all are read."""
 
-    faults: Faults
-    origin: Origin
-    services: list[KubernetesService] = dataclasses.field(default_factory=list)
-    groups: dict[str, list[EndpointGroup]] = dataclasses.field(default_factory=dict)
-    """By kind and name of the Service: `EndpointSlice default/web`."""
-    lines: dict[Path, int] = dataclasses.field(default_factory=dict)
-    """The lines of documents, and of the items of lists."""
-    paths: dict[str, Path] = dataclasses.field(default_factory=dict)
-    """The path of each object, by kind and name."""
-    referenced: dict[str, tuple[str, Path]] = dataclasses.field(default_factory=dict)
-    """For each service that endpoints name: the first object that names it, and its path."""
-    declared: set[str] = dataclasses.field(default_factory=set)
-    """Names of all Services in the file, also of those that vipd leaves out."""
-    parts: dict[str, Faults] = dataclasses.field(default_factory=dict)
-    """The problems of each Service, by its name, and of each object of a kind that vipd does not know."""
+    def __init__(self, faults: Faults, origin: Origin) -> None:
+        self.parts: dict[str, Faults] = {}
+        """The problems of each Service, by its name, and of each object of a kind that vipd does not know."""
+        self.declared: set[str] = set()
+        """Names of all Services in the file, also of those that vipd leaves out."""
+        self._faults, self._origin = faults, origin
+        self._services: list[KubernetesService] = []
+        self._groups: dict[str, list[EndpointGroup]] = {}
+        """By kind and name of the Service: `EndpointSlice default/web`."""
+        self._lines: dict[Path, int] = {}
+        """The lines of documents, and of the items of lists."""
+        self._paths: dict[str, Path] = {}
+        """The path of each object, by kind and name."""
+        self._referenced: dict[str, tuple[str, Path]] = {}
+        """For each service that endpoints name: the first object that names it, and its path."""
 
     def read(self, document: dict[str, Any], at: Path, line: int, starts: Mapping[int, list[int]]) -> None:
         """Read one document, for which `is_kubernetes` is true."""
-        self.lines[at] = line
+        self._lines[at] = line
         items = document.get("items")
-        self.lines |= {(*at, "items", index): each for index, each in enumerate(starts.get(id(items), ()))}
-        field = Field(self.faults, document, at)
+        self._lines |= {(*at, "items", index): each for index, each in enumerate(starts.get(id(items), ()))}
+        field = Field(self._faults, document, at)
         kind, version = field.at("kind").text(), field.at("apiVersion").text()
         if kind in _VERSIONS:
-            self._read_versioned(field, kind, version)
+            self._add_object(field, kind, version)
         elif kind == "List" and _right_version(field, version, kind, "v1"):
             self._read_list(field)
         elif kind in _LISTS and _right_version(field, version, kind, _VERSIONS[_LISTS[kind]]):
@@ -698,18 +696,18 @@ class KubernetesObjects:
     def finish(self) -> list[Service]:
         """Every service with its endpoints. Endpoints objects count only for services without an
         EndpointSlice."""
-        for name, (what, path) in self.referenced.items():
+        for name, (what, path) in self._referenced.items():
             if name not in self.declared:
-                self.faults.note(path, f"{what} left out: there is no Service {name} in this file")
+                self._faults.note(path, f"{what} left out: there is no Service {name} in this file")
         services: list[Service] = []
-        for index, declared in enumerate(self.services, 1):
+        for index, declared in enumerate(self._services, 1):
             service, draft, name = None, declared.draft, declared.service.name
-            groups = self.groups.get(f"EndpointSlice {name}") or self.groups.get(f"Endpoints {name}", [])
+            groups = self._groups.get(f"EndpointSlice {name}") or self._groups.get(f"Endpoints {name}", [])
             with draft.faults.contain(draft.path, "reading this service"):
                 service = with_backends(declared, groups)
             if service is None:
                 continue
-            if not rules.within_total(self.faults, draft.path, service, index):
+            if not rules.within_total(self._faults, draft.path, service, index):
                 break
             services.append(service)
         return services
@@ -718,7 +716,7 @@ class KubernetesObjects:
         """The faults of one part of the file."""
         # One problem is enough to refuse a part, and all of them together would be without limit.
         most = limits.PROBLEMS if len(self.parts) < limits.PROBLEMS else 1
-        return self.parts.setdefault(name, self.faults.part(most))
+        return self.parts.setdefault(name, self._faults.part(most))
 
     def _of_its_part(self, field: Field, kind: str) -> Field:
         """The same object, whose problems are those of the Service that it concerns. One of an unknown or
@@ -729,11 +727,7 @@ class KubernetesObjects:
         if kind == "EndpointSlice" or (kind not in _VERSIONS and slice_service(silent)):
             name = slice_service(silent)
         known = all(map(_LABEL.fullmatch, name.split("/")))
-        return field._replace(faults=self._part(name) if known else self.faults)
-
-    def _read_versioned(self, field: Field, kind: str, version: str) -> None:
-        if _right_version(self._of_its_part(field, kind), version, kind, _VERSIONS[kind]):
-            self._add_object(field, kind)
+        return field._replace(faults=self._part(name) if known else self._faults)
 
     def _add_unknown(self, field: Field, kind: str) -> None:
         """An object that vipd does not serve. One whose kind is misspelt concerns a Service."""
@@ -753,7 +747,7 @@ class KubernetesObjects:
             kind, version = item.at("kind").text(), item.at("apiVersion").text()
             group = version.rpartition("/")[0]
             if kind in _VERSIONS and (not version or group == _VERSIONS[kind].rpartition("/")[0]):
-                self._read_versioned(item, kind, version)
+                self._add_object(item, kind, version)
             elif kind and kind not in KINDS and get_close_matches(kind, KINDS, 1, _LIKENESS):
                 self._add_unknown(item, kind)
             elif kind:
@@ -766,14 +760,17 @@ class KubernetesObjects:
             counts = ", ".join(f"{count} {quoted(kind)[1:-1]}" for kind, count in named)
             field.note(f"left out of the List: {counts}{', ...' if len(others) > _MAX_KINDS_NAMED else ''}")
 
-    def _add_object(self, field: Field, kind: str) -> None:
+    def _add_object(self, field: Field, kind: str, version: str | None = None) -> None:
+        """Read an object that vipd serves; in a list of one kind none needs a version."""
         if type(field.value) is not dict:
             field.problem(f"must be a {kind}", "remove it")
             return
         field = self._of_its_part(field, kind)
+        if version is not None and not _right_version(field, version, kind, _VERSIONS[kind]):
+            return
         with field.faults.contain(field.path, f"reading this {kind}"):
             name = object_name(field)
-            first = self.paths.setdefault(f"{kind} {name}", field.path)
+            first = self._paths.setdefault(f"{kind} {name}", field.path)
             if first != field.path and not name.endswith("/"):
                 # Nothing says which of the two is valid.
                 what = f"{kind} {name} stands already"
@@ -782,16 +779,16 @@ class KubernetesObjects:
                 self._add_service(field, name)
             else:
                 for group in read_endpoints(field) if kind == "Endpoints" else read_slice(field):
-                    self.referenced.setdefault(group.service, (f"{kind} {name}", field.path))
-                    self.groups.setdefault(f"{kind} {group.service}", []).append(group)
+                    self._referenced.setdefault(group.service, (f"{kind} {name}", field.path))
+                    self._groups.setdefault(f"{kind} {group.service}", []).append(group)
 
     def _add_service(self, field: Field, name: str) -> None:
         self.declared.add(name)
-        part = name if self.origin.source == "file" else ""
-        origin = replace(self.origin, line=self.lines[field.path], part=part)
+        part = name if self._origin.source == "file" else ""
+        origin = replace(self._origin, line=self._lines[field.path], part=part)
         service = read_kubernetes_service(field, origin)
         if service is not None:
-            self.services.append(service)
+            self._services.append(service)
 
 
 def _right_version(field: Field, version: str, kind: str, wanted: str) -> bool:

@@ -138,11 +138,11 @@ def parse_protocol(text: str) -> Protocol:
 
 def parse_backend(text: str) -> Backend:
     """`ADDR`, `ADDR:PORT` or `[IPV6]:PORT`, each optionally with `@WEIGHT`."""
+    if _IPV4.fullmatch(text):  # most are an address alone
+        return Backend(text)
     fast = _IPV4_BACKEND.fullmatch(text)
     if fast:
         address, port, weight = fast.groups()
-        if port is None and weight is None:
-            return Backend(address)
         if int(port or 1) <= MAX_PORT and int(weight or 1) <= MAX_WEIGHT:
             return Backend(address, int(port) if port else None, int(weight) if weight else 1)
     if "://" in text:
