@@ -204,13 +204,13 @@ def _period(words: str) -> Kind:
     return Kind(words, reference("period"), read, period_text)
 
 
-NODE = text_like("text", TOPOLOGY_NAME.pattern, "the name of a node", TOPOLOGY_NAME_HINT)
-ZONE = text_like("text", TOPOLOGY_NAME.pattern, "the name of a zone", TOPOLOGY_NAME_HINT)
+NODE = text_like("text", TOPOLOGY_NAME.pattern, TOPOLOGY_NAME_HINT, wanted="the name of a node")
+ZONE = text_like("text", TOPOLOGY_NAME.pattern, TOPOLOGY_NAME_HINT, wanted="the name of a zone")
 
 
 def _host(hint: str) -> Kind:
     schema_hint = "a name, or an address, without a scheme"
-    return text_like("a host name", HOST_NAME, "a host name", hint, schema_hint=schema_hint)
+    return text_like("a host name", HOST_NAME, hint, schema_hint=schema_hint)
 
 
 def _allowed(text: str) -> str:
@@ -221,7 +221,8 @@ def _allowed(text: str) -> str:
 
 _read_networks = reader_of_items(
     reader_of_short_form(_allowed, "a network like 203.0.113.0/24"),
-    *("the list is empty", "name a network, or write any"),
+    "the list is empty",
+    "name a network, or write any",
 )
 
 
@@ -329,7 +330,10 @@ def _argument(value: Any, path: Path, faults: Faults) -> Any:
 
 
 FILE = text_like(
-    *("a file's path", "/[^\\u0000]*", "an absolute path", "it starts with /"),
+    "a file's path",
+    "/[^\\u0000]*",
+    "it starts with /",
+    wanted="an absolute path",
     schema_hint="an absolute path",
 )
 
@@ -405,14 +409,19 @@ _HTTP = {
     **_PORT_ASKED,
     "method": Key(
         text_like(
-            *("an HTTP method", "[A-Z]{1,16}", "an HTTP method", "write it in capitals: GET or HEAD"),
+            "an HTTP method",
+            "[A-Z]{1,16}",
+            "write it in capitals: GET or HEAD",
             schema_hint="an HTTP method in capitals: GET or HEAD",
         ),
         "http, https: of the request. Default: `GET`.",
     ),
     "path": Key(
         text_like(
-            *("a path", "/[!-~]*", "a path like /healthz", "it starts with / and holds no spaces"),
+            "a path",
+            "/[!-~]*",
+            "it starts with / and holds no spaces",
+            wanted="a path like /healthz",
             noun="a path",
             schema_hint="a path such as /healthz, without spaces",
         ),
@@ -470,7 +479,9 @@ CHECK_TYPES = {
             **_PORT_ASKED,
             "query": Key(
                 text_like(
-                    *("a domain name", DOMAIN_NAME, "a domain name", "write a name like example.com, or ."),
+                    "a domain name",
+                    DOMAIN_NAME,
+                    "write a name like example.com, or .",
                     schema_hint="a name such as example.com, or .",
                 ),
                 "dns: the name that is asked for. Default: `.`.",
@@ -506,7 +517,8 @@ CHECK_TYPES = {
             ),
             "user": Key(
                 text_like(
-                    *("a user's name", "[a-z_][a-z0-9_-]{0,31}", "a user's name"),
+                    "a user's name",
+                    "[a-z_][a-z0-9_-]{0,31}",
                     "a user without rights, such as vipd-check",
                     schema_hint="the name of a user, such as vipd-check",
                 ),
@@ -601,7 +613,8 @@ def check_type(check: Check) -> str:
 CHECK = Kind(
     "a type of check, or a mapping",
     _either({"enum": [kind for kind in CHECK_TYPES if not CHECK_TYPES[kind].required]}, reference("check")),
-    *(_read_check, check_to_spec),
+    _read_check,
+    check_to_spec,
 )
 
 
@@ -641,7 +654,7 @@ PORT = table(
     "A port",
     {
         "name": Key(
-            text_like("text", PORT_NAME.pattern, "a name", PORT_NAME_HINT, noun="a port name"),
+            text_like("text", PORT_NAME.pattern, PORT_NAME_HINT, wanted="a name", noun="a port name"),
             "1 to 63 of `a-z 0-9 -`, at least one letter or digit. Needed only for `ports` of a backend. "
             "Default: none.",
         ),
@@ -1109,7 +1122,8 @@ DEFAULTS: Mapping[str, Key] = {
             _either(
                 {"enum": ["none", "client-ip", True, False]}, AFFINITY_TIMEOUT.schema, reference("affinity")
             ),
-            *(_read_affinity, _affinity_spec),
+            _read_affinity,
+            _affinity_spec,
         ),
         "Whether a client keeps its backend. Default: `none`.",
         field="affinity",
@@ -1167,7 +1181,8 @@ DEFAULTS: Mapping[str, Key] = {
         Kind(
             "`none`, or a mapping",
             _either({"enum": ["none"]}, reference("flow_limits")),
-            *(_read_limits, _limits_spec),
+            _read_limits,
+            _limits_spec,
         ),
         "How many flows the service and each client may begin and have. A new flow over a limit is refused "
         "as `fallback` says: `drop` in silence, else at once. Never with the prefix KUBE or `compat: "
@@ -1220,7 +1235,8 @@ def _external_spec(external: ExternalAddress) -> object:
 _EXTERNAL_ADDRESSES = one_or_more(
     "an external address or a list",
     Kind("an external address", reference("external_address"), _read_external, _external_spec),
-    *("the list is empty", "name an address, or remove the key"),
+    "the list is empty",
+    "name an address, or remove the key",
     uniqueItems=True,
 )
 _POLICIES = {policy.value: policy for policy in TrafficPolicy}
@@ -1264,7 +1280,8 @@ SERVICE = table(
             one_or_more(
                 "an IPv4 or IPv6 address, or a list",
                 VIP,
-                *("the list is empty", "every service needs an address"),
+                "the list is empty",
+                "every service needs an address",
                 uniqueItems=True,
             ),
             "The virtual IPs. Default: none.",

@@ -277,11 +277,12 @@ def any_text(words: str, schema: Schema, wanted: str) -> Kind:
 
 
 def text_like(
-    words: str, pattern: str, wanted: str, hint: str, *, noun: str = "", schema_hint: str = ""
+    words: str, pattern: str, hint: str, *, wanted: str = "", noun: str = "", schema_hint: str = ""
 ) -> Kind:
     """Text that a whole pattern matches; `hint` says which, as `schema_hint` or else it does in editors.
-    `noun`: what a message says that it is not, if that is not `wanted`."""
-    right = re.compile(pattern).fullmatch
+    `wanted`: what is asked for in place of no text, if not the words; `noun`: what a text is not, if not
+    that."""
+    right, wanted = re.compile(pattern).fullmatch, wanted or words
 
     def read(value: Any, path: Path, faults: Faults) -> Any:
         text = read_text(value, path, faults, wanted)
