@@ -22,7 +22,7 @@ from vipd.api.service_routes import ServiceRoutes, change_route, results_view
 from vipd.api.stores import HostStore, no_confirmation_error
 from vipd.declaration import operations
 from vipd.declaration.bounded_json import Json
-from vipd.declaration.operations import Outcome, RefusedError, Services, spec_of
+from vipd.declaration.operations import Moment, Outcome, RefusedError, spec_of
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.formatting import time_text
 from vipd.model.service import Service
@@ -98,11 +98,11 @@ class HistoryRoutes:
                     return await self._take_back(request, store.store)
         services_since = await store.services_since(revision)
 
-        def restore(snapshot: Services, stored: Services, /, *, source: str) -> Outcome:
+        def restore(now: Moment) -> Outcome:
             found = services_since()
             wanted = [service for service in found.values() if service is not None]
             unwanted = [name for name, service in found.items() if service is None]
-            return operations.apply(snapshot, stored, wanted, False, unwanted, source=source)
+            return operations.apply(now, wanted, False, unwanted)
 
         later = (entry for entry in history.entries if entry.revision > revision)
         size = sum(sum(entry.actions.values()) for entry in later) if history.bounded else len(store.services)

@@ -7,7 +7,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
 
 from vipd.control.address_policy import (
     AddressPolicy,
@@ -18,7 +17,7 @@ from vipd.control.address_policy import (
 )
 from vipd.declaration import operations
 from vipd.declaration.listed_backends import as_declared
-from vipd.declaration.operations import Outcome, Services, invalid
+from vipd.declaration.operations import Moment, Outcome, Services, invalid
 from vipd.declaration.problems import Problem
 from vipd.host.gc_control import gc_paused
 from vipd.model.check import Check
@@ -34,11 +33,8 @@ has not seen is refused by the next step, as it would be if it came right after 
 CheckProblems = Mapping[Check, tuple[str, ...]]
 
 
-class Change(Protocol):
-    """The change of a request, computed from all services and those of its store."""
-
-    def __call__(self, snapshot: Services, stored: Services, /, *, source: str) -> Outcome:
-        """Raises RefusedError."""
+Change = Callable[[Moment], Outcome]
+"""The change of a request, computed from all services and those of its store. Raises RefusedError."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +144,7 @@ def _evaluate(request: ChangeRequest, snapshot: ServicesSnapshot, check_problems
     """The outcome of a change, and its problems. Pure. Raises RefusedError."""
     all_services = snapshot.services()
     stored = snapshot.local_store if request.source == operations.CLI else snapshot.fleet
-    outcome = request.change(all_services, stored, source=request.source)
+    outcome = request.change(Moment(all_services, stored, request.source))
     new_or_changed = [
         outcome.stored[name] for name, action in outcome.results.items() if action in NEW_OR_CHANGED
     ]

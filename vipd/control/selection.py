@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from vipd.model.backend_status import DEFAULT_STATUS, AdminState, BackendStatuses
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
-from vipd.model.frozen import fast_constructor
 from vipd.model.service import (
     Backend,
     BackendState,
@@ -160,7 +159,7 @@ def _forwarding(
     chosen: _Chosen,
 ) -> Forwarding:
     allowed = tuple([network for network in service.allow_from if family_of(network) is key.family])
-    return _new_forwarding(
+    return Forwarding(
         key=key,
         addresses=tuple([a for a in service.addresses if family_of(a) is key.family]),
         port=port.port,
@@ -226,7 +225,6 @@ def _every_endpoint(backends: tuple[Backend, ...], port: ServicePort, family: Fa
 
 
 _FIRST = itemgetter(0)
-_new_forwarding = fast_constructor(Forwarding)
 
 
 def _choose(

@@ -8,21 +8,21 @@ them need no trimming; a value of the wrong kind is reported, and counts as abse
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from vipd.declaration import rules
 from vipd.declaration.rules import Draft
 from vipd.declaration.service import (
+    ADDRESS,
     API_VERSION,
     PORT_NAME,
     PORT_NAME_HINT,
+    PORT_NUMBER,
     TOPOLOGY_NAME,
     TOPOLOGY_NAME_HINT,
     usable,
@@ -31,11 +31,19 @@ from vipd.declaration.syntax import (
     FORBIDDEN_BACKEND_KINDS,
     FORBIDDEN_VIP_KINDS,
     MAX_PORT,
-    parse_address,
     parse_network,
     quoted,
 )
-from vipd.declaration.values import INVALID, Faults, Kind, Located, Number, Path, Short, Text
+from vipd.declaration.values import (
+    INVALID,
+    Faults,
+    Located,
+    Path,
+    Read,
+    number,
+    read_text,
+    reader_of_short_form,
+)
 from vipd.declaration.yaml_text import Ambiguous
 from vipd.model import limits
 from vipd.model.service import (
@@ -57,11 +65,44 @@ from vipd.model.service import (
 
 T = TypeVar("T")
 
-_TEXT = Text("", {}, "text")
-_PORT = Number("", {}, 0, MAX_PORT)
-_SERVICE_PORT = Number("", {}, 1, MAX_PORT)
-_TIMEOUT = Number("", {}, 1, MAX_AFFINITY_SECONDS)
-_ADDRESS = Short("", {}, parse_address, "an IP address")
+_SERVICE_LABEL = "kubernetes.io/service-name"
+_HEADLESS_LABEL = "service.kubernetes.io/headless"
+_PROXY_LABEL = "service.kubernetes.io/service-proxy-name"
+_HINTS_ANNOTATION = "service.kubernetes.io/topology-mode"
+_OLD_HINTS_ANNOTATION = "service.kubernetes.io/topology-aware-hints"
+
+_LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
+_LEADING_ZEROS = re.compile(r"(?<![0-9])0+(?=[0-9])")
+
+
+def _parse_range(text: str) -> str:
+    """A network as kube-proxy reads it: without blanks around it, bits beyond its length, and zeros in front,
+    which are decimal to Kubernetes. Also an address alone."""
+    text = text.strip()
+    return parse_network(text if ":" in text else _LEADING_ZEROS.sub("", text), mask=True)
+
+
+_read_range = reader_of_short_form(_parse_range, "a network like 203.0.113.0/24")
+_read_timeout = number(1, MAX_AFFINITY_SECONDS).read
+_read_optional_port = number(0, MAX_PORT).read
+"""0 is what Kubernetes also writes for none."""
+
+_TYPES = {name: name for name in ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")}
+_OPEN_TYPES = ("NodePort", "LoadBalancer")
+"""Types whose ports have node ports."""
+_PROTOCOLS = {protocol.value.upper(): protocol for protocol in Protocol}
+_FAMILIES: dict[str, Family | None] = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
+_POLICIES = {"Cluster": TrafficPolicy.CLUSTER, "Local": TrafficPolicy.LOCAL}
+_DISTRIBUTIONS = {
+    "PreferClose": TrafficDistribution.PREFER_SAME_ZONE,
+    "PreferSameZone": TrafficDistribution.PREFER_SAME_ZONE,
+    "PreferSameNode": TrafficDistribution.PREFER_SAME_NODE,
+}
+"""PreferClose is the older name of PreferSameZone."""
+_READINESS = (BackendState.UP, BackendState.DRAIN, BackendState.DOWN)
+
+_MAX_NAMED = 5
+"""More addresses or hints that are left out are not named."""
 
 
 class Field(NamedTuple):
@@ -76,35 +117,34 @@ class Field(NamedTuple):
         value, path = self.value, self.path
         for key in keys:
             if value is not None and type(value) is not dict:
-                self.faults.wrong_type(value, path, "a mapping")
-                value = None
-            value, path = value.get(key) if value is not None else None, (*path, key)
+                value = self.faults.wrong_type(value, path, "a mapping")
+            value, path = value.get(key) if type(value) is dict else None, (*path, key)
         return Field(self.faults, value, path)
 
     def has(self, key: str) -> bool:
         """Whether this key has a value other than null."""
         return self.at(key).value is not None
 
-    def items(self) -> Iterator[Field]:
-        """The places of a list; none if there is no value."""
-        if self.value is not None and type(self.value) is not list:
+    def items(self) -> list[Field]:
+        """The items of a list; none if there is no value."""
+        if type(self.value) is list:
+            return [Field(self.faults, item, (*self.path, index)) for index, item in enumerate(self.value)]
+        if self.value is not None:
             self.faults.wrong_type(self.value, self.path, "a list")
-        elif self.value is not None:
-            for index, item in enumerate(self.value):
-                yield Field(self.faults, item, (*self.path, index))
+        return []
 
     def each(self, read: Callable[[Field], T | None]) -> list[T]:
         """What a function reads of the items of a list, without None."""
         return [value for item in self.items() if (value := read(item)) is not None]
 
-    def read(self, kind: Kind) -> Any:
-        """The value as this kind reads it; None if there is none, or an invalid one."""
-        value = None if self.value is None else kind.read(self.value, self.path, self.faults)
+    def read(self, reader: Read) -> Any:
+        """The value as this function reads it; None if there is none, or an invalid one."""
+        value = None if self.value is None else reader(self.value, self.path, self.faults)
         return None if value is INVALID else value
 
     def text(self, default: str = "") -> str:
         """Text; the default if there is no value, or the empty text."""
-        return self.read(_TEXT) or default
+        return self.read(read_text) or default
 
     def choice(self, choices: Mapping[str, T], default: T) -> T:
         """The value of one of a few words."""
@@ -112,10 +152,6 @@ class Field(NamedTuple):
         if text and text not in choices:
             self.problem(f"must be one of {', '.join(choices)}, not {quoted(text)}")
         return choices.get(text, default)
-
-    def port(self) -> int | None:
-        """A port; None for 0, which Kubernetes also writes for none."""
-        return self.read(_PORT) or None
 
     def boolean(self) -> bool | None:
         """True or false; None if there is no value."""
@@ -128,7 +164,7 @@ class Field(NamedTuple):
 
     def address(self) -> Located[str] | None:
         """An IP address; None if there is no value, or an invalid one."""
-        address = self.read(_ADDRESS)
+        address = self.read(ADDRESS.read)
         return None if address is None else Located(address, self.path)
 
     def problem(self, what: str, hint: str = "") -> None:
@@ -140,19 +176,6 @@ class Field(NamedTuple):
         self.faults.note(self.path, text)
 
 
-SERVICE_LABEL = "kubernetes.io/service-name"
-HEADLESS_LABEL = "service.kubernetes.io/headless"
-PROXY_LABEL = "service.kubernetes.io/service-proxy-name"
-
-PROTOCOLS = {protocol.value.upper(): protocol for protocol in Protocol}
-
-_HINTS = ("forZones", "forNodes")
-_MAX_NAMED = 5
-"""More addresses or hints that are left out are not named."""
-
-_FAMILIES: dict[str, Family | None] = {"IPv4": Family.IPV4, "IPv6": Family.IPV6}
-
-
 class NamedPort(NamedTuple):
     """A port of endpoints: which port of the service it serves, by name and protocol, and its number."""
 
@@ -161,8 +184,7 @@ class NamedPort(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointGroup:
+class EndpointGroup(NamedTuple):
     """Servers that have the same ports, behind one service. A server is a `Backend` without ports."""
 
     service: str
@@ -185,21 +207,19 @@ def _in_namespace(field: Field, name: str) -> str:
 
 def slice_service(field: Field) -> str:
     """The `namespace/name` of the Service that an object's label names; empty without one."""
-    service = field.at("metadata", "labels", SERVICE_LABEL).text()
+    service = field.at("metadata", "labels", _SERVICE_LABEL).text()
     return _in_namespace(field, service) if service else ""
 
 
 def read_slice(field: Field) -> list[EndpointGroup]:
     """An EndpointSlice; no group, with a note, if kube-proxy would skip it."""
-    name = object_name(field)
-    labels = field.at("metadata", "labels")
-    if labels.has(HEADLESS_LABEL) or labels.has(PROXY_LABEL):
+    name, kind, labels = object_name(field), field.at("addressType"), field.at("metadata", "labels")
+    if labels.has(_HEADLESS_LABEL) or labels.has(_PROXY_LABEL):
         return []
-    service = labels.at(SERVICE_LABEL).text()
+    service = slice_service(field)
     if not service:
-        field.note(f"EndpointSlice {name} left out: it has no label {SERVICE_LABEL}")
+        field.note(f"EndpointSlice {name} left out: it has no label {_SERVICE_LABEL}")
         return []
-    kind = field.at("addressType")
     if kind.text() == "FQDN":
         field.note(f"EndpointSlice {name} left out: its endpoints are names, which are not resolved")
         return []
@@ -207,25 +227,10 @@ def read_slice(field: Field) -> list[EndpointGroup]:
         kind.problem("addressType is missing", "write IPv4 or IPv6")
     family = kind.choice(_FAMILIES, None)
     ports = field.at("ports").each(_read_endpoint_port)
-    endpoints = list(field.at("endpoints").items())
+    endpoints = field.at("endpoints").items()
     servers = [server for item in endpoints if (server := _read_endpoint(item, family))]
     _note_left_out(endpoints, f"EndpointSlice {name}")
-    return [EndpointGroup(_in_namespace(field, service), ports, servers)]
-
-
-def _note_left_out(endpoints: Sequence[Field], name: str) -> None:
-    """Note what of the endpoints kube-proxy does not use, either: addresses after the first, which lead to
-    the same backend, and unknown hints."""
-    further = [
-        (item, rest.text()) for item in endpoints for rest in islice(item.at("addresses").items(), 1, None)
-    ]
-    if further:
-        named = ", ".join(quoted(text)[1:-1] for _, text in further[:_MAX_NAMED])
-        more = f" and {len(further) - _MAX_NAMED} more" if len(further) > _MAX_NAMED else ""
-        further[0][0].note(f"{name}: {named}{more} left out: an endpoint serves at its first address alone")
-    unread = next(((item, text) for item in endpoints if (text := _unread_hints(item))), None)
-    if unread:
-        unread[0].note(f"{name}: {unread[1]} left out of the hints of its endpoints")
+    return [EndpointGroup(service, ports, servers)]
 
 
 def read_endpoints(field: Field) -> list[EndpointGroup]:
@@ -234,62 +239,37 @@ def read_endpoints(field: Field) -> list[EndpointGroup]:
     groups = []
     for subset in field.at("subsets").items():
         ports = subset.at("ports").each(_read_endpoint_port)
-        groups.append(EndpointGroup(name, ports, subset.at("addresses").each(_read_address)))
-        late = subset.at("notReadyAddresses").each(_read_address)
-        groups.append(EndpointGroup(name, ports, late, late=True))
+        for key, late in (("addresses", False), ("notReadyAddresses", True)):
+            groups.append(EndpointGroup(name, ports, subset.at(key).each(_read_address), late))
     return groups
 
 
 def _read_endpoint_port(field: Field) -> NamedPort | None:
     """A port; None without a number, as kube-proxy then ignores it."""
     name = field.at("name").text()
-    protocol = field.at("protocol").choice(PROTOCOLS, Protocol.TCP)
-    number = field.at("port").port()
-    return NamedPort(name, protocol, number) if number else None
+    protocol = field.at("protocol").choice(_PROTOCOLS, Protocol.TCP)
+    port = field.at("port").read(_read_optional_port)
+    return NamedPort(name, protocol, port) if port else None
 
 
 def _read_endpoint(field: Field, family: Family | None) -> Located[Backend] | None:
-    first = next(field.at("addresses").items(), None)
-    if first is None:
+    addresses = field.at("addresses").items()
+    if not addresses:
         field.problem("addresses is missing", "every endpoint needs an address")
         return None
-    address = first.address()
+    first = addresses[0]
+    address = first.read(ADDRESS.read)
     if first.value is None:
         first.problem("has no value", "write an IP address")
     if address is None:
         return None
-    if family is not None and family_of(address.value) is not family:
-        first.problem(f"{address.value} is not an address of the slice's addressType")
+    if family not in (None, family_of(address)):
+        first.problem(f"{address} is not an address of the slice's addressType")
         return None
     zones = field.at("hints", "forZones").each(lambda zone: _place_name(zone.at("name"), "zone") or None)
     node = _place_name(field.at("nodeName"), "node")
-    known = tuple(dict.fromkeys(zones))
-    backend = Backend(address.value, state=_state(field.at("conditions")), node=node, zones=known)
-    return _sound(field, Located(backend, address.path))
-
-
-def _unread_hints(field: Field) -> str:
-    """The part of an endpoint's hints that does not count: keys other than those of Kubernetes 1.36, and
-    nodes other than the endpoint's own, which is the only one that Kubernetes writes."""
-    hints = field.at("hints")
-    if type(hints.value) is not dict:
-        return ""
-    items = hints.at("forNodes").items()
-    named = {item.at("name").text() for item in items if type(item.value) is dict}
-    others = [key for key in hints.value if key not in _HINTS]
-    if named - {field.at("nodeName").text()}:
-        others.append("forNodes with nodes other than nodeName")
-    return ", ".join(quoted(key)[1:-1] for key in others[:_MAX_NAMED])
-
-
-def _state(conditions: Field) -> BackendState:
-    """Ready takes precedence over terminating: both are true only if the service publishes unready
-    endpoints."""
-    ready, serving = conditions.at("ready").boolean(), conditions.at("serving").boolean()
-    terminating = conditions.at("terminating").boolean()
-    if ready is not False:
-        return BackendState.UP
-    return BackendState.DRAIN if terminating and serving is not False else BackendState.DOWN
+    state = _state(field.at("conditions"))
+    return _usable_server(first, Backend(address, state=state, node=node, zones=tuple(dict.fromkeys(zones))))
 
 
 def _read_address(field: Field) -> Located[Backend] | None:
@@ -297,16 +277,14 @@ def _read_address(field: Field) -> Located[Backend] | None:
     ip = field.at("ip")
     if ip.value is None:
         field.problem("ip is missing", "every address of Endpoints needs an ip")
-    address = ip.address()
+    address = ip.read(ADDRESS.read)
     node = _place_name(field.at("nodeName"), "node")
-    if address is None:
-        return None
-    return _sound(field, Located(Backend(address.value, node=node), address.path))
+    return None if address is None else _usable_server(ip, Backend(address, node=node))
 
 
-def _sound(field: Field, server: Located[Backend]) -> Located[Backend] | None:
-    usable_here = usable(server.value.address, server.path, field.faults, FORBIDDEN_BACKEND_KINDS)
-    return server if usable_here else None
+def _usable_server(field: Field, server: Backend) -> Located[Backend] | None:
+    sound = usable(server.address, field.path, field.faults, FORBIDDEN_BACKEND_KINDS)
+    return Located(server, field.path) if sound else None
 
 
 def _place_name(field: Field, what: str) -> str:
@@ -317,23 +295,41 @@ def _place_name(field: Field, what: str) -> str:
     return ""
 
 
-_TYPES = {name: name for name in ("ClusterIP", "NodePort", "LoadBalancer", "ExternalName")}
-_POLICIES = {"Cluster": TrafficPolicy.CLUSTER, "Local": TrafficPolicy.LOCAL}
-_DISTRIBUTIONS = {
-    "PreferClose": TrafficDistribution.PREFER_SAME_ZONE,
-    "PreferSameZone": TrafficDistribution.PREFER_SAME_ZONE,
-    "PreferSameNode": TrafficDistribution.PREFER_SAME_NODE,
-}
-"""PreferClose is the older name of PreferSameZone."""
-_AFFINITIES = {"None": False, "ClientIP": True}
-_OPEN_TYPES = ("NodePort", "LoadBalancer")
-"""Types whose ports have node ports."""
+def _state(conditions: Field) -> BackendState:
+    """Ready takes precedence over terminating: both are true only if the service publishes unready
+    endpoints."""
+    ready, serving, terminating = (
+        conditions.at(key).boolean() for key in ("ready", "serving", "terminating")
+    )
+    if ready is not False:
+        return BackendState.UP
+    return BackendState.DRAIN if terminating and serving is not False else BackendState.DOWN
 
-_LEADING_ZEROS = re.compile(r"(?<![0-9])0+(?=[0-9])")
-LABEL = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?")
 
-_OLD_HINTS = "service.kubernetes.io/topology-aware-hints"
-HINTS_ANNOTATION = "service.kubernetes.io/topology-mode"
+def _note_left_out(endpoints: Sequence[Field], name: str) -> None:
+    """Note what of the endpoints kube-proxy does not use, either: addresses after the first, which lead to
+    the same backend, and unknown hints."""
+    further = [(item, rest.text()) for item in endpoints for rest in item.at("addresses").items()[1:]]
+    if further:
+        named = ", ".join(quoted(text)[1:-1] for _, text in further[:_MAX_NAMED])
+        more = f" and {len(further) - _MAX_NAMED} more" if len(further) > _MAX_NAMED else ""
+        further[0][0].note(f"{name}: {named}{more} left out: an endpoint serves at its first address alone")
+    unread = next(((item, text) for item in endpoints if (text := _unread_hints(item))), None)
+    if unread:
+        unread[0].note(f"{name}: {unread[1]} left out of the hints of its endpoints")
+
+
+def _unread_hints(field: Field) -> str:
+    """The part of an endpoint's hints that does not count: keys other than those of Kubernetes 1.36, and
+    nodes other than the endpoint's own, which is the only one that Kubernetes writes."""
+    hints = field.at("hints")
+    if type(hints.value) is not dict:
+        return ""
+    nodes = {item.at("name").text() for item in hints.at("forNodes").items() if type(item.value) is dict}
+    others = [key for key in hints.value if key not in ("forZones", "forNodes")]
+    if nodes - {field.at("nodeName").text()}:
+        others.append("forNodes with nodes other than nodeName")
+    return ", ".join(quoted(key)[1:-1] for key in others[:_MAX_NAMED])
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,7 +342,7 @@ class KubernetesService:
     """Its addresses and ports, with their paths."""
     zone_hints: bool | None
     """Whether the zones in its endpoints' hints count; None: the Service does not say."""
-    prefers_zone: Located[str] | None
+    prefers_zone: Field | None
     """Its trafficDistribution, if that takes effect by hints alone."""
     publish_not_ready: bool
 
@@ -355,9 +351,14 @@ def read_kubernetes_service(field: Field, origin: Origin) -> KubernetesService |
     """One Service object; None with a note if kube-proxy does not serve it, or if it is invalid."""
     name, spec, faults = object_name(field), field.at("spec"), field.faults
     kind = spec.at("type").choice(_TYPES, "ClusterIP")
-    if not _sound_name(field) or _left_out(field, name, kind):
+    if not _sound_name(field):
         return None
-    addresses = _read_cluster_ips(field, name)
+    if reason := _reason_left_out(field, kind):
+        field.note(f"Service {name} left out: {reason}")
+        return None
+    addresses = [address for item in _cluster_ips(spec) if (address := item.address())]
+    addresses = [each for each in addresses if usable(*each, faults, FORBIDDEN_VIP_KINDS)]
+    addresses = rules.unique(addresses, faults)
     draft = Draft(
         field.path, faults, addresses, rules.unique_ports(_read_ports(spec.at("ports"), kind), faults)
     )
@@ -365,15 +366,14 @@ def read_kubernetes_service(field: Field, origin: Origin) -> KubernetesService |
         return None
     external = tuple(_read_external(field, name, kind, addresses))
     draft.external = [Located(address, ()) for address in external]
-    external_policy = spec.at("externalTrafficPolicy").choice(_POLICIES, TrafficPolicy.CLUSTER)
-    health = _read_health_port(spec, kind) if external_policy is TrafficPolicy.LOCAL else None
-    rules.check_host_ports(draft, health)
-    accessible = kind in _OPEN_TYPES or bool(external)
-    hints = _topology_mode(field)
-    at = spec.at("trafficDistribution")
-    distribution = _read_distribution(at, name)
-    if hints:
-        distribution = None  # the annotation takes precedence
+    policy = spec.at("externalTrafficPolicy").choice(_POLICIES, TrafficPolicy.CLUSTER)
+    at, health = spec.at("healthCheckNodePort"), None
+    if kind == "LoadBalancer" and policy is TrafficPolicy.LOCAL:
+        health = at.read(_read_optional_port) or None
+    rules.check_host_ports(draft, Located(health, at.path) if health else None)
+    hints, preference = _topology_mode(field), spec.at("trafficDistribution")
+    distribution = None if hints else _DISTRIBUTIONS.get(preference.text())
+    _note_unknown_preference(preference, name)
     service = Service(
         name=name,
         addresses=tuple(address.value for address in addresses),
@@ -381,15 +381,15 @@ def read_kubernetes_service(field: Field, origin: Origin) -> KubernetesService |
         affinity=_read_affinity(spec),
         external_addresses=external,
         internal_policy=spec.at("internalTrafficPolicy").choice(_POLICIES, TrafficPolicy.CLUSTER),
-        external_policy=external_policy if accessible else TrafficPolicy.CLUSTER,
-        health_port=health.value if health else None,
+        external_policy=policy if kind in _OPEN_TYPES or external else TrafficPolicy.CLUSTER,
+        health_port=health,
         traffic_distribution=distribution or TrafficDistribution.PREFER_SAME_ZONE,
         origin=origin,
     )
     publish = spec.at("publishNotReadyAddresses").boolean() or False
     by_zone = distribution is TrafficDistribution.PREFER_SAME_ZONE
-    prefers_zone = Located(at.text(), at.path) if by_zone else None
-    return KubernetesService(service, draft, True if distribution else hints, prefers_zone, publish)
+    zone_hints = True if distribution else hints
+    return KubernetesService(service, draft, zone_hints, preference if by_zone else None, publish)
 
 
 def _sound_name(field: Field) -> bool:
@@ -398,43 +398,33 @@ def _sound_name(field: Field) -> bool:
         field.problem("metadata.name is missing", "every Service needs a name")
         return False
     texts = {key: metadata.at(key).text(default) for key, default in (("namespace", "default"), ("name", ""))}
-    bad = {key: text for key, text in texts.items() if not LABEL.fullmatch(text)}
+    bad = {key: text for key, text in texts.items() if not _LABEL.fullmatch(text)}
     for key, text in bad.items():
         hint = "1 to 63 of a-z 0-9 - with a letter or digit at both ends"
         metadata.at(key).problem(f"{quoted(text)} is not a {key} of a Kubernetes object", hint)
     return not bad
 
 
-def _left_out(field: Field, name: str, kind: str) -> bool:
-    """Whether kube-proxy skips the service; a note gives the reason."""
+def _cluster_ips(spec: Field) -> list[Field]:
+    return spec.at("clusterIPs").items() or [spec.at("clusterIP")]
+
+
+def _reason_left_out(field: Field, kind: str) -> str:
+    """Why kube-proxy skips the service; empty: it does not."""
     spec = field.at("spec")
-    reason = ""
     if kind == "ExternalName":
-        reason = "it is an alias in the DNS (type ExternalName)"
-    elif field.at("metadata", "labels").has(PROXY_LABEL):
-        reason = f"another proxy serves it (label {PROXY_LABEL})"
-    elif spec.at("clusterIP").text() == "None":
-        reason = "it is headless: it has no address of its own"
-    elif not spec.at("clusterIP").text() and not list(spec.at("clusterIPs").items()):
-        reason = "it has no clusterIP yet"
-    if reason:
-        field.note(f"Service {name} left out: {reason}")
-    return bool(reason)
-
-
-def _read_cluster_ips(field: Field, name: str) -> list[Located[str]]:
-    spec = field.at("spec")
-    items = list(spec.at("clusterIPs").items()) or [spec.at("clusterIP")]
-    if items[0].text() == "None":
-        field.note(f"Service {name} left out: it is headless: it has no address of its own")
-        return []
-    read = [address for item in items if (address := item.address())]
-    usable_ones = [a for a in read if usable(*a, field.faults, FORBIDDEN_VIP_KINDS)]
-    return rules.unique(usable_ones, field.faults)
+        return "it is an alias in the DNS (type ExternalName)"
+    if field.at("metadata", "labels").has(_PROXY_LABEL):
+        return f"another proxy serves it (label {_PROXY_LABEL})"
+    if spec.at("clusterIP").text() == "None" or _cluster_ips(spec)[0].text() == "None":
+        return "it is headless: it has no address of its own"
+    if not spec.at("clusterIP").text() and not spec.at("clusterIPs").items():
+        return "it has no clusterIP yet"
+    return ""
 
 
 def _read_ports(field: Field, kind: str) -> list[Located[ServicePort]]:
-    items = list(field.items())
+    items = field.items()
     if not items:
         field.problem("ports is missing", "every Service that is served needs a port")
     ports = []
@@ -448,35 +438,21 @@ def _read_ports(field: Field, kind: str) -> list[Located[ServicePort]]:
 
 
 def _read_port(field: Field, kind: str) -> ServicePort | None:
-    at = field.at("port")
-    if at.value is None:
+    if not field.has("port"):
         field.problem("port is missing", "write port: 80")
-    port = at.read(_SERVICE_PORT)
-    name = field.at("name").text()
+    port = field.at("port").read(PORT_NUMBER.read)
+    name, target = field.at("name").text(), field.at("targetPort")
     if name and not PORT_NAME.fullmatch(name):
         field.at("name").problem(f"{quoted(name)} is not a port name", PORT_NAME_HINT)
         name = ""
-    protocol = field.at("protocol").choice(PROTOCOLS, Protocol.TCP)
-    node_port = field.at("nodePort").port()
-    target = _numeric_target(field.at("targetPort"))
+    protocol = field.at("protocol").choice(_PROTOCOLS, Protocol.TCP)
+    node_port = field.at("nodePort").read(_read_optional_port) or None
+    number = target.read(_read_optional_port if type(target.value) is int else read_text)
     if port is None:
         return None
-    target = None if target == port else target
-    return ServicePort(port, protocol, name, target, node_port if kind in _OPEN_TYPES else None)
-
-
-def _read_health_port(spec: Field, kind: str) -> Located[int] | None:
-    at = spec.at("healthCheckNodePort")
-    port = at.port() if kind == "LoadBalancer" else None
-    return Located(port, at.path) if port else None
-
-
-def _numeric_target(field: Field) -> int | None:
-    """The number; None for a name, which only the endpoints can resolve."""
-    if type(field.value) is int:
-        return field.port()
-    field.text()
-    return None
+    # A target's name says nothing here: only the endpoints can resolve it.
+    number = number if number not in (0, port) and type(number) is int else None
+    return ServicePort(port, protocol, name, number, node_port if kind in _OPEN_TYPES else None)
 
 
 def _read_external(
@@ -491,7 +467,7 @@ def _read_external(
     ranges: dict[str, None] = {}
     if kind == "LoadBalancer":
         balanced = field.at("status", "loadBalancer", "ingress").each(_read_ingress)
-        ranges = dict.fromkeys(spec.at("loadBalancerSourceRanges").each(lambda item: item.read(_RANGE)))
+        ranges = dict.fromkeys(spec.at("loadBalancerSourceRanges").each(lambda item: item.read(_read_range)))
     families = {family_of(address.value) for address in cluster_ips}
     taken = {address.value for address in cluster_ips}
     externals: list[ExternalAddress] = []
@@ -517,42 +493,28 @@ def _read_ingress(field: Field) -> Located[str] | None:
     return address if mode else None
 
 
-def _parse_range(text: str) -> str:
-    """A network as kube-proxy reads it: without blanks around it, bits beyond its length, and zeros in front,
-    which are decimal to Kubernetes. Also an address alone."""
-    text = text.strip()
-    return parse_network(text if ":" in text else _LEADING_ZEROS.sub("", text), mask=True)
-
-
-_RANGE = Short("", {}, _parse_range, "a network like 203.0.113.0/24")
-
-
 def _read_affinity(spec: Field) -> Affinity | None:
-    if not spec.at("sessionAffinity").choice(_AFFINITIES, default=False):
+    if not spec.at("sessionAffinity").choice({"None": False, "ClientIP": True}, default=False):
         return None
-    timeout = spec.at("sessionAffinityConfig", "clientIP", "timeoutSeconds").read(_TIMEOUT)
+    timeout = spec.at("sessionAffinityConfig", "clientIP", "timeoutSeconds").read(_read_timeout)
     return Affinity(timeout or DEFAULT_AFFINITY_SECONDS)
 
 
 def _topology_mode(field: Field) -> bool | None:
     """Whether the annotation requests hints; None without one. All but `disabled` is a yes; the older
-    name wins."""
+    name wins. A yes takes precedence over trafficDistribution."""
     annotations = field.at("metadata", "annotations")
-    key = _OLD_HINTS if annotations.has(_OLD_HINTS) else HINTS_ANNOTATION
+    key = _OLD_HINTS_ANNOTATION if annotations.has(_OLD_HINTS_ANNOTATION) else _HINTS_ANNOTATION
     text = annotations.at(key).text()
     return text not in {"disabled", "Disabled"} if text else None
 
 
-def _read_distribution(field: Field, name: str) -> TrafficDistribution | None:
-    """What the Service prefers; None with a note for a value that only another program knows."""
-    text = field.text()
+def _note_unknown_preference(field: Field, name: str) -> None:
+    """Note a trafficDistribution that only another program knows."""
+    text, known = field.text(), ", ".join(_DISTRIBUTIONS)
     if text and text not in _DISTRIBUTIONS:
-        known = ", ".join(_DISTRIBUTIONS)
         field.note(f"Service {name}: trafficDistribution {quoted(text)[1:-1]} has no effect; known: {known}")
-    return _DISTRIBUTIONS.get(text)
 
-
-_RANKS = {BackendState.UP: 0, BackendState.DRAIN: 1, BackendState.DOWN: 2}
 
 _ByPort = dict[str, dict[tuple[str, int], Located[Backend]]]
 """By the name of the service's port: the servers by address and number."""
@@ -580,11 +542,10 @@ def _note_hints(declared: KubernetesService, groups: Sequence[EndpointGroup]) ->
     hinted = any(server.value.zones for group in groups for server in group.servers)
     name, asked, draft = declared.service.name, declared.prefers_zone, declared.draft
     if hinted and declared.zone_hints is None:
-        reason = f"it has neither trafficDistribution nor the annotation {HINTS_ANNOTATION}"
+        reason = f"it has neither trafficDistribution nor the annotation {_HINTS_ANNOTATION}"
         draft.faults.note(draft.path, f"Service {name}: hints of its endpoints left out: {reason}")
     if asked is not None and not hinted and any(group.servers for group in groups):
-        text = f"Service {name}: trafficDistribution {asked.value} has no effect: no endpoint has hints"
-        draft.faults.note(asked.path, text)
+        asked.note(f"Service {name}: trafficDistribution {asked.value} has no effect: no endpoint has hints")
 
 
 def _served_ports(draft: Draft) -> set[tuple[str, Protocol]]:
@@ -623,34 +584,32 @@ def _servers_by_port(declared: KubernetesService, groups: Iterable[EndpointGroup
     served = _served_ports(declared.draft)
     servers: _ByPort = {port.name: {} for port in declared.service.ports}
     for group in groups:
-        late = group.late and not declared.publish_not_ready
+        changes: dict[str, Any] = {} if declared.zone_hints else {"zones": ()}
+        if group.late and not declared.publish_not_ready:
+            changes["state"] = BackendState.DOWN
         own = [
-            _served(server, late, declared)
+            server._replace(value=replace(server.value, **changes))
             for server in group.servers
             if family_of(server.value.address) in families
         ]
         for port in group.ports:
-            if (port.name, port.protocol) in served:
-                for server in own:
-                    key = (server.value.address, port.number)
-                    earlier = servers[port.name].setdefault(key, server)
-                    if _RANKS[server.value.state] < _RANKS[earlier.value.state]:
-                        servers[port.name][key] = server
+            for server in own if (port.name, port.protocol) in served else ():
+                key = (server.value.address, port.number)
+                earlier = servers[port.name].setdefault(key, server)
+                servers[port.name][key] = min(earlier, server, key=_readiness)
     return servers
 
 
-def _served(server: Located[Backend], late: bool, declared: KubernetesService) -> Located[Backend]:
-    state = BackendState.DOWN if late else server.value.state
-    zones = server.value.zones if declared.zone_hints else ()
-    return server._replace(value=replace(server.value, state=state, zones=zones))
+def _readiness(server: Located[Backend]) -> int:
+    return _READINESS.index(server.value.state)
 
 
 def _with_target(port: ServicePort, servers: Iterable[tuple[str, int]]) -> ServicePort:
     """The port with the number of most endpoints, or the lowest such; without any, unchanged."""
-    numbers = Counter(number for _, number in servers)
+    numbers = Counter(each for _, each in servers)
     if not numbers:
         return port
-    most = min(numbers, key=lambda number: (-numbers[number], number))
+    most = min(numbers, key=lambda each: (-numbers[each], each))
     return replace(port, target=None if most == port.port else most)
 
 
@@ -659,8 +618,8 @@ def _backends(ports: Sequence[ServicePort], servers: _ByPort) -> list[Located[Ba
     numbers: dict[Backend, dict[str, list[int]]] = {}
     first: dict[Backend, Located[Backend]] = {}
     for name, numbered in servers.items():
-        for (_, number), server in numbered.items():
-            numbers.setdefault(server.value, {}).setdefault(name, []).append(number)
+        for (_, own_number), server in numbered.items():
+            numbers.setdefault(server.value, {}).setdefault(name, []).append(own_number)
             first.setdefault(server.value, server)
     backends = []
     for value, of_ports in numbers.items():
@@ -680,19 +639,17 @@ def _backend(server: Backend, ports: Sequence[ServicePort], own: Mapping[str, in
 
 _VERSIONS = {"Service": "v1", "Endpoints": "v1", "EndpointSlice": "discovery.k8s.io/v1"}
 """The supported kinds of objects, with the version of each."""
-
-MAX_KINDS_NAMED = 20
-"""Number of kinds that the note on the objects left out of a List names."""
-
-_MISSPELT = 0.8
-"""Likeness of a kind that vipd does not know to one that it knows, above which this one is meant: `Servcie`,
-but not `ServiceAccount`."""
-
 _LISTS = {f"{kind}List": kind for kind in _VERSIONS}
 KINDS = ("List", *_VERSIONS, *_LISTS)
 """The kinds of documents."""
 VERSIONS = tuple(dict.fromkeys(_VERSIONS.values()))
 """Their values of `apiVersion`."""
+
+_MAX_KINDS_NAMED = 20
+"""Number of kinds that the note on the objects left out of a List names."""
+_LIKENESS = 0.8
+"""Of a kind that vipd does not know and one that it knows, above which this one is meant: `Servcie`, but not
+`ServiceAccount`."""
 
 
 def is_kubernetes(document: Any) -> bool:
@@ -700,62 +657,66 @@ def is_kubernetes(document: Any) -> bool:
     return type(document) is dict and "kind" in document and document.get("apiVersion") != API_VERSION
 
 
-@dataclass(slots=True)
 class KubernetesObjects:
     """Collects the Kubernetes objects of one file, and combines them when all are read."""
 
-    faults: Faults
-    origin: Origin
-    services: list[KubernetesService] = dataclasses.field(default_factory=list)
-    slices: list[EndpointGroup] = dataclasses.field(default_factory=list)
-    endpoints: list[EndpointGroup] = dataclasses.field(default_factory=list)
-    lines: dict[Path, int] = dataclasses.field(default_factory=dict)
-    """The lines of documents, and of the items of lists."""
-    paths: dict[str, Path] = dataclasses.field(default_factory=dict)
-    """The path of each object, by kind and name."""
-    referenced: dict[str, tuple[str, Path]] = dataclasses.field(default_factory=dict)
-    """For each service that endpoints name: the first object that names it, and its path."""
-    declared: set[str] = dataclasses.field(default_factory=set)
-    """Names of all Services in the file, also of those that vipd leaves out."""
-    parts: dict[str, Faults] = dataclasses.field(default_factory=dict)
-    """The problems of each Service, by its name, and of each object of a kind that vipd does not know."""
+    def __init__(self, faults: Faults, origin: Origin) -> None:
+        self.parts: dict[str, Faults] = {}
+        """The problems of each Service, by its name, and of each object of a kind that vipd does not know."""
+        self.declared: set[str] = set()
+        """Names of all Services in the file, also of those that vipd leaves out."""
+        self._faults, self._origin = faults, origin
+        self._services: list[KubernetesService] = []
+        self._groups: dict[str, list[EndpointGroup]] = {}
+        """By kind and name of the Service: `EndpointSlice default/web`."""
+        self._lines: dict[Path, int] = {}
+        """The lines of documents, and of the items of lists."""
+        self._paths: dict[str, Path] = {}
+        """The path of each object, by kind and name."""
+        self._referenced: dict[str, tuple[str, Path]] = {}
+        """For each service that endpoints name: the first object that names it, and its path."""
 
     def read(self, document: dict[str, Any], at: Path, line: int, starts: Mapping[int, list[int]]) -> None:
         """Read one document, for which `is_kubernetes` is true."""
-        self.lines[at] = line
+        self._lines[at] = line
         items = document.get("items")
-        self.lines |= {(*at, "items", index): each for index, each in enumerate(starts.get(id(items), ()))}
-        self._read(Field(self.faults, document, at))
+        self._lines |= {(*at, "items", index): each for index, each in enumerate(starts.get(id(items), ()))}
+        field = Field(self._faults, document, at)
+        kind, version = field.at("kind").text(), field.at("apiVersion").text()
+        if kind in _VERSIONS:
+            self._add_object(field, kind, version)
+        elif kind == "List" and _right_version(field, version, kind, "v1"):
+            self._read_list(field)
+        elif kind in _LISTS and _right_version(field, version, kind, _VERSIONS[_LISTS[kind]]):
+            for item in field.at("items").items():
+                self._add_object(item, _LISTS[kind])
+        elif kind and kind not in KINDS:
+            self._add_unknown(field, kind)
 
     def finish(self) -> list[Service]:
         """Every service with its endpoints. Endpoints objects count only for services without an
         EndpointSlice."""
-        groups: dict[str, list[EndpointGroup]] = {}
-        sliced = {group.service for group in self.slices}
-        for group in (*self.slices, *(each for each in self.endpoints if each.service not in sliced)):
-            groups.setdefault(group.service, []).append(group)
-        for name, (what, path) in self.referenced.items():
+        for name, (what, path) in self._referenced.items():
             if name not in self.declared:
-                self.faults.note(path, f"{what} left out: there is no Service {name} in this file")
+                self._faults.note(path, f"{what} left out: there is no Service {name} in this file")
         services: list[Service] = []
-        for index, declared in enumerate(self.services, 1):
-            service, draft = None, declared.draft
+        for index, declared in enumerate(self._services, 1):
+            service, draft, name = None, declared.draft, declared.service.name
+            groups = self._groups.get(f"EndpointSlice {name}") or self._groups.get(f"Endpoints {name}", [])
             with draft.faults.contain(draft.path, "reading this service"):
-                service = with_backends(declared, groups.get(declared.service.name, ()))
+                service = with_backends(declared, groups)
             if service is None:
                 continue
-            if not rules.within_total(self.faults, draft.path, service, index):
+            if not rules.within_total(self._faults, draft.path, service, index):
                 break
             services.append(service)
         return services
 
     def _part(self, name: str) -> Faults:
         """The faults of one part of the file."""
-        if name not in self.parts:
-            # One problem is enough to refuse a part, and all of them together would be without limit.
-            most = limits.PROBLEMS if len(self.parts) < limits.PROBLEMS else 1
-            self.parts[name] = self.faults.part(most)
-        return self.parts[name]
+        # One problem is enough to refuse a part, and all of them together would be without limit.
+        most = limits.PROBLEMS if len(self.parts) < limits.PROBLEMS else 1
+        return self.parts.setdefault(name, self._faults.part(most))
 
     def _of_its_part(self, field: Field, kind: str) -> Field:
         """The same object, whose problems are those of the Service that it concerns. One of an unknown or
@@ -765,29 +726,13 @@ class KubernetesObjects:
         name = object_name(silent)
         if kind == "EndpointSlice" or (kind not in _VERSIONS and slice_service(silent)):
             name = slice_service(silent)
-        known = all(map(LABEL.fullmatch, name.split("/")))
-        return field._replace(faults=self._part(name) if known else self.faults)
-
-    def _read(self, field: Field) -> None:
-        kind, version = field.at("kind").text(), field.at("apiVersion").text()
-        if kind in _VERSIONS:
-            self._read_versioned(field, kind, version)
-        elif kind == "List" and _right_version(field, version, kind, "v1"):
-            self._read_list(field)
-        elif kind in _LISTS and _right_version(field, version, kind, _VERSIONS[_LISTS[kind]]):
-            for item in field.at("items").items():
-                self._add_object(item, _LISTS[kind])
-        elif kind and kind not in KINDS:
-            self._add_unknown(field, kind)
-
-    def _read_versioned(self, field: Field, kind: str, version: str) -> None:
-        if _right_version(self._of_its_part(field, kind), version, kind, _VERSIONS[kind]):
-            self._add_object(field, kind)
+        known = all(map(_LABEL.fullmatch, name.split("/")))
+        return field._replace(faults=self._part(name) if known else self._faults)
 
     def _add_unknown(self, field: Field, kind: str) -> None:
         """An object that vipd does not serve. One whose kind is misspelt concerns a Service."""
         hint = "it serves Service, EndpointSlice, Endpoints, and lists of them"
-        if meant := get_close_matches(kind, KINDS, 1, _MISSPELT):
+        if meant := get_close_matches(kind, KINDS, 1, _LIKENESS):
             field, hint = self._of_its_part(field, meant[0]), f'did you mean "{meant[0]}"?'
         else:
             name = object_name(field._replace(faults=Faults()))
@@ -802,8 +747,8 @@ class KubernetesObjects:
             kind, version = item.at("kind").text(), item.at("apiVersion").text()
             group = version.rpartition("/")[0]
             if kind in _VERSIONS and (not version or group == _VERSIONS[kind].rpartition("/")[0]):
-                self._read_versioned(item, kind, version)
-            elif kind and kind not in KINDS and get_close_matches(kind, KINDS, 1, _MISSPELT):
+                self._add_object(item, kind, version)
+            elif kind and kind not in KINDS and get_close_matches(kind, KINDS, 1, _LIKENESS):
                 self._add_unknown(item, kind)
             elif kind:
                 others[kind] += 1
@@ -811,18 +756,21 @@ class KubernetesObjects:
                 hint = "every object of a List has a kind and an apiVersion"
                 self._of_its_part(item, kind).problem("kind is missing", hint)
         if others:
-            named = others.most_common(MAX_KINDS_NAMED)
+            named = others.most_common(_MAX_KINDS_NAMED)
             counts = ", ".join(f"{count} {quoted(kind)[1:-1]}" for kind, count in named)
-            field.note(f"left out of the List: {counts}{', ...' if len(others) > MAX_KINDS_NAMED else ''}")
+            field.note(f"left out of the List: {counts}{', ...' if len(others) > _MAX_KINDS_NAMED else ''}")
 
-    def _add_object(self, field: Field, kind: str) -> None:
+    def _add_object(self, field: Field, kind: str, version: str | None = None) -> None:
+        """Read an object that vipd serves; in a list of one kind none needs a version."""
         if type(field.value) is not dict:
             field.problem(f"must be a {kind}", "remove it")
             return
         field = self._of_its_part(field, kind)
+        if version is not None and not _right_version(field, version, kind, _VERSIONS[kind]):
+            return
         with field.faults.contain(field.path, f"reading this {kind}"):
             name = object_name(field)
-            first = self.paths.setdefault(f"{kind} {name}", field.path)
+            first = self._paths.setdefault(f"{kind} {name}", field.path)
             if first != field.path and not name.endswith("/"):
                 # Nothing says which of the two is valid.
                 what = f"{kind} {name} stands already"
@@ -830,21 +778,17 @@ class KubernetesObjects:
             elif kind == "Service":
                 self._add_service(field, name)
             else:
-                self._add_endpoints(field, kind)
+                for group in read_endpoints(field) if kind == "Endpoints" else read_slice(field):
+                    self._referenced.setdefault(group.service, (f"{kind} {name}", field.path))
+                    self._groups.setdefault(f"{kind} {group.service}", []).append(group)
 
     def _add_service(self, field: Field, name: str) -> None:
         self.declared.add(name)
-        part = name if self.origin.source == "file" else ""
-        origin = replace(self.origin, line=self.lines[field.path], part=part)
+        part = name if self._origin.source == "file" else ""
+        origin = replace(self._origin, line=self._lines[field.path], part=part)
         service = read_kubernetes_service(field, origin)
         if service is not None:
-            self.services.append(service)
-
-    def _add_endpoints(self, field: Field, kind: str) -> None:
-        groups = read_endpoints(field) if kind == "Endpoints" else read_slice(field)
-        for group in groups:
-            self.referenced.setdefault(group.service, (f"{kind} {object_name(field)}", field.path))
-        (self.endpoints if kind == "Endpoints" else self.slices).extend(groups)
+            self._services.append(service)
 
 
 def _right_version(field: Field, version: str, kind: str, wanted: str) -> bool:

@@ -1,7 +1,7 @@
 """The changes of the API: from a request to the store's next content. Pure.
 
-Every function gets the snapshot (all services) and the stored services, and returns an `Outcome` or raises
-`RefusedError`. Nothing changes until the caller saves `Outcome.stored`.
+Every function gets the services of one moment, and returns an `Outcome` or raises `RefusedError`. Nothing
+changes until the caller saves `Outcome.stored`.
 """
 
 from __future__ import annotations
@@ -55,6 +55,20 @@ class RefusedError(Exception):
         super().__init__(what)
         self.kind, self.what, self.why, self.hint = kind, what, why, hint
         self.problems = tuple(problems)
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """The services of one moment: all of them, and those of the store that a change is for."""
+
+    everything: Services
+    stored: Services
+    source: str = CLI
+    """The source that the store is."""
+
+    def own(self, target: str) -> Service:
+        """The service of a target, if it belongs to the store. Raises RefusedError."""
+        return _owned(find(self.everything, target), self.source)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,20 +150,20 @@ def _first(names: Sequence[str]) -> str:
     return ", ".join(names[:MAX_NAMED]) + (", ..." if len(names) > MAX_NAMED else "")
 
 
-def add(snapshot: Services, stored: Services, spec: object, *, source: str = CLI) -> Outcome:
+def add(now: Moment, spec: object) -> Outcome:
     """A new service. The same one again is unchanged; another under its name or frontend is a conflict."""
-    service = _parse(spec, source)
-    known = snapshot.get(service.name)
+    service = _parse(spec, now.source)
+    known = now.everything.get(service.name)
     if known == service:
-        return Outcome(stored, {service.name: "unchanged"})
+        return Outcome(now.stored, {service.name: "unchanged"})
     if known is not None:
-        hint = _change_hint(known, service, source)
+        hint = _change_hint(known, service, now.source)
         raise RefusedError(
             "conflict", f"service {known.name} is there already and differs", _owner(known), hint
         )
-    _check_frontends(snapshot, service, _add_hint(service, source))
-    _check_addresses(snapshot, [service])
-    return Outcome({**stored, service.name: service}, {service.name: "created"})
+    _check_frontends(now.everything, service, _add_hint(service, now.source))
+    _check_addresses(now.everything, [service])
+    return _replaced(now, None, service)
 
 
 def _change_hint(known: Service, wanted: Service, source: str) -> str:
@@ -176,18 +190,10 @@ def _add_hint(wanted: Service, source: str) -> Callable[[Service], str]:
     return way
 
 
-def change(
-    snapshot: Services,
-    stored: Services,
-    target: str,
-    fields: object,
-    *,
-    version: str = "",
-    source: str = CLI,
-) -> Outcome:
+def change(now: Moment, target: str, fields: object, version: str = "") -> Outcome:
     """Set the given fields of a service; null clears one. Refused if the service is not of `version` any
     more; empty: any."""
-    service = _owned(find(snapshot, target), source)
+    service = now.own(target)
     if version and version != version_of(service):
         what = f"service {service.name} was changed by somebody else meanwhile"
         raise RefusedError("changed", what, "", f"vipctl describe {service.name} shows it as it is now")
@@ -196,37 +202,33 @@ def change(
     if fields.get("name", service.name) != service.name:
         raise RefusedError("conflict", "a service cannot be renamed", "", "remove it and add it anew")
     spec = {**spec_of(service), **fields}
-    changed = _parse({key: value for key, value in spec.items() if value is not None}, source)
-    _check_frontends(snapshot, changed)
-    _check_addresses(snapshot, [changed])
-    return _replaced(stored, service, changed)
+    changed = _parse({key: value for key, value in spec.items() if value is not None}, now.source)
+    _check_frontends(now.everything, changed)
+    _check_addresses(now.everything, [changed])
+    return _replaced(now, service, changed)
 
 
-def set_weight(
-    snapshot: Services, stored: Services, target: str, backend: str, weight: object, *, source: str = CLI
-) -> Outcome:
+def set_weight(now: Moment, target: str, backend: str, weight: object) -> Outcome:
     """Set the weight of one backend."""
     if isinstance(weight, bool) or not isinstance(weight, int) or not 0 <= weight <= 65535:
         raise RefusedError("invalid", f"weight {weight!r} is not a whole number from 0 to 65535")
 
     def changed(backends: Listed) -> Listed:
-        chosen = _backend(find(snapshot, target), backends, backend)
+        chosen = _backend(find(now.everything, target), backends, backend)
         if is_srv(chosen):
             what = f"{chosen} has the weights of its records"
             raise RefusedError("invalid", what, "", "change them in DNS")
         return tuple(weighted(b, weight) if b is chosen else b for b in backends)
 
-    return _change_backends(snapshot, stored, target, changed, source)
+    return _change_backends(now, target, changed)
 
 
-def add_backends(
-    snapshot: Services, stored: Services, target: str, specs: object, *, source: str = CLI
-) -> Outcome:
+def add_backends(now: Moment, target: str, specs: object) -> Outcome:
     """Add backends to a service; existing ones with the same weight stay as they are."""
-    service = find(snapshot, target)
+    service = find(now.everything, target)
     if not isinstance(specs, list) or not specs:
         raise RefusedError("malformed", "backends must be a list of at least one")
-    added = _parse({**spec_of(service), "backends": specs, "fallback": None}, source)
+    added = _parse({**spec_of(service), "backends": specs, "fallback": None}, now.source)
 
     def extended(backends: Listed) -> Listed:
         new = tuple(b for b in listed(added) if b not in backends)
@@ -236,27 +238,25 @@ def add_backends(
                 raise RefusedError("conflict", f"backend {backend} is there with another weight", "", hint)
         return backends + new
 
-    return _change_backends(snapshot, stored, target, extended, source)
+    return _change_backends(now, target, extended)
 
 
-def remove_backends(
-    snapshot: Services, stored: Services, target: str, names: object, *, source: str = CLI
-) -> Outcome:
+def remove_backends(now: Moment, target: str, names: object) -> Outcome:
     """Remove backends, as `ADDR`, `ADDR:PORT`, `dns:NAME:PORT` or `srv:NAME`, from a service."""
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise RefusedError("malformed", "backends must be a list of addresses")
 
     def shortened(backends: Listed) -> Listed:
-        leaving = [_backend(find(snapshot, target), backends, name) for name in names]
+        leaving = [_backend(find(now.everything, target), backends, name) for name in names]
         return tuple(b for b in backends if b not in leaving)
 
-    return _change_backends(snapshot, stored, target, shortened, source)
+    return _change_backends(now, target, shortened)
 
 
-def remove(snapshot: Services, stored: Services, target: str, *, source: str = CLI) -> Outcome:
+def remove(now: Moment, target: str) -> Outcome:
     """Remove a service."""
-    service = _owned(find(snapshot, target), source)
-    rest = {name: other for name, other in stored.items() if name != service.name}
+    service = now.own(target)
+    rest = {name: other for name, other in now.stored.items() if name != service.name}
     return Outcome(rest, {service.name: "removed"})
 
 
@@ -268,54 +268,40 @@ def parse_services(specs: object, *, source: str = CLI) -> list[Service]:
     return _parse_all(specs, source)
 
 
-def apply(
-    snapshot: Services,
-    stored: Services,
-    wanted: Sequence[Service],
-    prune: bool,
-    unwanted: Collection[str] = (),
-    *,
-    source: str = CLI,
-) -> Outcome:
+def apply(now: Moment, wanted: Sequence[Service], prune: bool, unwanted: Collection[str] = ()) -> Outcome:
     """Store these services, all or none of them, and remove those with `unwanted` names; `prune`: and all
     others. The time is linear in the number of all services."""
     named = {service.name: service for service in wanted}
     if len(named) != len(wanted):
         raise RefusedError("invalid", "two of the services have the same name")
     gone = named.keys() | set(unwanted)
-    kept = {} if prune else {name: s for name, s in stored.items() if name not in gone}
-    others = {name: s for name, s in snapshot.items() if name in kept or s.origin.source != source}
+    kept = {} if prune else {name: s for name, s in now.stored.items() if name not in gone}
+    others = {n: s for n, s in now.everything.items() if n in kept or s.origin.source != now.source}
     owners = {frontend: other for other in others.values() for frontend in other.frontends()}
     for service in wanted:
         if service.name in others:
-            _owned(others[service.name], source)
+            _owned(others[service.name], now.source)
         for frontend in service.frontends():
             _refuse_frontend(frontend, owners.setdefault(frontend, service), service, _describe_hint)
     others.update(named)
     _check_addresses(others, wanted)
-    results: dict[str, Action] = {name: _compare(stored.get(name), s) for name, s in named.items()}
-    results.update({name: "removed" for name in stored if name not in named and name not in kept})
+    results: dict[str, Action] = {name: _compare(now.stored.get(name), s) for name, s in named.items()}
+    results.update({name: "removed" for name in now.stored if name not in named and name not in kept})
     return Outcome({**kept, **named}, results)
 
 
-def _change_backends(
-    snapshot: Services,
-    stored: Services,
-    target: str,
-    edit: Callable[[Listed], Listed],
-    source: str,
-) -> Outcome:
-    service = _owned(find(snapshot, target), source)
+def _change_backends(now: Moment, target: str, edit: Callable[[Listed], Listed]) -> Outcome:
+    service = now.own(target)
     edited = with_listed(service, edit(listed(service)))
     # Parsed again, so that the checked text is what the store reads at the next start.
-    parsed = _parse(spec_of(edited), source)
+    parsed = _parse(spec_of(edited), now.source)
     if not backend_addresses(parsed) <= backend_addresses(service):
-        _check_addresses(snapshot, [parsed])
-    return _replaced(stored, service, parsed)
+        _check_addresses(now.everything, [parsed])
+    return _replaced(now, service, parsed)
 
 
-def _replaced(stored: Services, before: Service, after: Service) -> Outcome:
-    return Outcome({**stored, after.name: after}, {after.name: _compare(before, after)})
+def _replaced(now: Moment, before: Service | None, after: Service) -> Outcome:
+    return Outcome({**now.stored, after.name: after}, {after.name: _compare(before, after)})
 
 
 def _compare(before: Service | None, after: Service) -> Action:

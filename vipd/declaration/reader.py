@@ -41,7 +41,6 @@ from vipd.declaration.yaml_text import (
     numbered_lines,
     read_values,
 )
-from vipd.model.frozen import fast_constructor
 from vipd.model.service import (
     Announcement,
     Frontend,
@@ -57,7 +56,6 @@ _VERSION = re.compile(r"[A-Za-z0-9.-]{1,40}(?:/[A-Za-z0-9.-]{1,20})?")
 _ADDRESS_KEYS = {"address", "external_addresses", "load_balancer_addresses"}
 _OF_EVERY_SERVICE = {"name", "address", "ports", "backends"}
 """Keys that no rule of `_check` but that for backends concerns: most services have no others."""
-_new_service, _new_origin = fast_constructor(Service), fast_constructor(Origin)
 
 
 @dataclass(slots=True)
@@ -183,7 +181,7 @@ def _read_services(
     services, (defaults, origin) = list[Service](), common
     for index, item in enumerate(items):
         here, service = (*path, index), None
-        place = _new_origin(origin.source, origin.path, lines[index], "", origin.written_by)
+        place = Origin(origin.source, origin.path, lines[index], "", origin.written_by)
         try:
             service = read_service(item, here, faults, defaults, place)
         except Exception as error:
@@ -229,41 +227,42 @@ def read_service(
             faults.add(path, "address is missing", "every service needs address")
         if "ports" not in written:
             faults.add(path, "ports is missing", "every service needs ports")
-    draft = _draft(right, path, faults, defaults)
+    values = {**defaults.right, **right} if defaults.right else right
+    draft = _draft(values, path, faults)
     if not draft.claimed() or not draft.ports or not rules.small_enough(draft):
         return None
-    _check(draft, value, right, defaults)
-    service = _service(draft, right, defaults, origin)
+    _check(draft, value, right, values, defaults.path)
+    service = _service(draft, values, "announce" in right, origin)
     if service.flow_takeover:
         rules.check_flow_takeover(draft, service)
     rules.check_backend_ports(draft, service)
     return service
 
 
-def _draft(right: dict[str, Any], path: Path, faults: Faults, defaults: Defaults) -> Draft:
-    addresses = right.get("address", [])
+def _draft(values: dict[str, Any], path: Path, faults: Faults) -> Draft:
+    addresses = values.get("address", [])
     if len(addresses) > 1:
         addresses = rules.unique(addresses, faults)
-    draft = Draft(path, faults, addresses, rules.unique_ports(right.get("ports", ()), faults))
-    draft.backends, draft.named, draft.detailed = right.get("backends", NO_BACKENDS)
-    for key, load_balancer in (("external_addresses", False), ("load_balancer_addresses", True)):
-        for external in right.get(key, ()):
-            draft.external.append(
-                external._replace(value=replace(external.value, load_balancer=load_balancer))
-            )
-    fallback: Fallback | None = right.get("fallback", defaults.right.get("fallback"))
+    draft = Draft(path, faults, addresses, rules.unique_ports(values.get("ports", ()), faults))
+    draft.backends, draft.named, draft.detailed = values.get("backends", NO_BACKENDS)
+    draft.external = [*values.get("external_addresses", ())]
+    for external, at in values.get("load_balancer_addresses", ()):
+        draft.external.append(Located(replace(external, load_balancer=True), at))
+    fallback: Fallback | None = values.get("fallback")
     if fallback:
         draft.fallback, draft.named_fallback, detailed = fallback.backends
         draft.detailed = draft.detailed or detailed
-    draft.allow_from = right.get("allow_from", ())
-    draft.check = right.get("check", defaults.right.get("check"))
+    draft.allow_from, draft.check = values.get("allow_from", ()), values.get("check")
     return draft
 
 
-def _check(draft: Draft, value: dict[str, Any], right: dict[str, Any], defaults: Defaults) -> None:
-    """Report invalid combinations, and leave out what they make useless."""
+def _check(
+    draft: Draft, value: dict[str, Any], right: dict[str, Any], values: dict[str, Any], defaults: Path
+) -> None:
+    """Report invalid combinations, and leave out what they make useless. `value`: the service as written,
+    `right`: its right values, `values`: with those of `defaults`, which are at the path of this name."""
     rules.check_backends(draft, draft.backends)
-    if not defaults.right and right.keys() <= _OF_EVERY_SERVICE and rules.is_plain(draft):
+    if values.keys() <= _OF_EVERY_SERVICE and rules.is_plain(draft):
         return
     if draft.external:
         paths = {address.path for address in rules.unique(draft.claimed(), draft.faults)}
@@ -280,24 +279,20 @@ def _check(draft: Draft, value: dict[str, Any], right: dict[str, Any], defaults:
     rules.check_backends(draft, draft.fallback)
     for named in filter(None, (draft.named, draft.named_fallback)):
         rules.check_names(draft, named)
-    own = "check" in right
-    at = draft.at("check") if own else (*defaults.path, "check")
-    weight = "weight_from" in right
-    from_check = right["weight_from"] if weight else defaults.right.get("weight_from", False)
-    weight_path = (draft.at if weight else lambda key: (*defaults.path, key))("weight_from")
-    rules.check_checks(draft, own, at, weight_path if from_check else None)
-    announce = right.get("announce") if "announce" in value else defaults.right.get("announce")
+    check, weight_from = ((*(draft.path if k in right else defaults), k) for k in ("check", "weight_from"))
+    rules.check_checks(draft, "check" in right, check, weight_from if values.get("weight_from") else None)
+    announce = values.get("announce") if "announce" in right or "announce" not in value else None
     if announce:
         rules.check_announce(draft, announce, "announce" in value, draft.at("announce"))
 
 
-def _service(draft: Draft, right: dict[str, Any], defaults: Defaults, origin: Origin) -> Service:
-    values = {**defaults.right, **right} if defaults.right else right
+def _service(draft: Draft, values: dict[str, Any], announces: bool, origin: Origin) -> Service:
+    """The service of a draft; it `announces` by a word of its own, or as `defaults` says."""
     fields: dict[str, Any] = {}
     if not values.keys() <= _OF_EVERY_SERVICE:
         fields = {FIELDS[key]: value for key, value in values.items() if key in FIELDS}
-        if "traffic_policy" in right:
-            fields |= {f"{where}_policy": policy for where, policy in right["traffic_policy"].items()}
+        policies = values.get("traffic_policy", {})
+        fields |= {f"{where}_policy": policy for where, policy in policies.items()}
         if "fallback" in values:
             fallback: Fallback = values["fallback"]
             fields |= {"refusal": fallback.refusal, "keeps_unhealthy": fallback.keeps_unhealthy}
@@ -310,9 +305,9 @@ def _service(draft: Draft, right: dict[str, Any], defaults: Defaults, origin: Or
     if draft.check:
         fields["check"] = draft.check
     if values.get("announce"):
-        fields["announcement"] = _announcement(draft, values["announce"], "announce" in right)
-    return _new_service(
-        name=_name(right.get("name"), draft),
+        fields["announcement"] = _announcement(draft, values["announce"], announces)
+    return Service(
+        name=_name(values.get("name"), draft),
         addresses=tuple([address for address, _ in draft.addresses]),
         ports=tuple([port for port, _ in draft.ports]),
         backends=tuple([backend for backend, _ in draft.backends]),

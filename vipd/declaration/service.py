@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, cast
 
@@ -43,25 +43,28 @@ from vipd.declaration.syntax import (
 from vipd.declaration.values import (
     FLAG,
     INVALID,
-    Choice,
     Faults,
-    Items,
     Key,
     Kind,
     Located,
     Path,
     Schema,
-    Short,
     Table,
-    Text,
+    any_text,
     choice,
     items_of,
+    list_or,
     matching,
     misspelt,
     number,
     one_or_list,
     one_or_more,
+    read_text,
+    reader_of_items,
+    reader_of_short_form,
+    reader_of_words,
     shown,
+    table,
     text_like,
     unknown_key,
 )
@@ -90,7 +93,6 @@ from vipd.model.flow_limits import (
     FlowLimits,
     Limit,
 )
-from vipd.model.frozen import fast_constructor
 from vipd.model.service import (
     MAX_AFFINITY_SECONDS,
     MAX_SLOW_START_SECONDS,
@@ -112,7 +114,6 @@ from vipd.model.service import (
 )
 
 API_VERSION = "vipd/v1"
-_new_backend = fast_constructor(Backend)
 _located: Any = partial(tuple.__new__, Located)
 """In half of the time of the class, which calls a function of Python."""
 
@@ -125,10 +126,8 @@ PORT_NAME = re.compile(r"(?=-*[a-z0-9])[a-z0-9-]{1,63}")
 PORT_NAME_HINT = "1 to 63 of a-z 0-9 - with at least one letter or digit"
 TOPOLOGY_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,251}[A-Za-z0-9])?")
 TOPOLOGY_NAME_HINT = "1 to 253 of A-Z a-z 0-9 . _ - with a letter or digit at both ends"
-HTTP_METHOD = re.compile(r"[A-Z]{1,16}")
-HOST_NAME = re.compile(r"[A-Za-z0-9._:\[\]-]{1,253}")
-USER_NAME = re.compile(r"[a-z_][a-z0-9_-]{0,31}")
-DOMAIN_NAME = re.compile(r"\.|(?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?")
+HOST_NAME = r"[A-Za-z0-9._:\[\]-]{1,253}"
+DOMAIN_NAME = r"\.|(?:[A-Za-z0-9_-]{1,63}\.)*[A-Za-z0-9_-]{1,63}\.?"
 STATUS_RANGE = re.compile(r"([1-5][0-9]{2})(?:-([1-5][0-9]{2}))?")
 DNS_TYPES = ("A", "AAAA", "NS", "SOA", "TXT", "MX", "SRV", "CNAME", "PTR")
 DNS_RCODES = ("NOERROR", "FORMERR", "SERVFAIL", "NXDOMAIN", "NOTIMP", "REFUSED")
@@ -155,8 +154,8 @@ def reference(title: str) -> Schema:
     return {"$ref": f"#/definitions/{definition_name(title)}"}
 
 
-def _either(words: str, *schemas: Mapping[str, Any]) -> dict[str, Any]:
-    return {"words": words, "schema": {"anyOf": list(schemas)}}
+def _either(*schemas: Schema) -> Schema:
+    return {"anyOf": list(schemas)}
 
 
 _IP_ADDRESS = matching(
@@ -178,46 +177,40 @@ def usable(address: str, path: Path, faults: Faults, kinds: Mapping[str, str]) -
 
 
 PORT_NUMBER = number(1, MAX_PORT)
-ADDRESS = Short("an IPv4 or IPv6 address", reference("ip_address"), parse_address, "an IP address")
+ADDRESS = Kind(
+    "an IPv4 or IPv6 address", reference("ip_address"), reader_of_short_form(parse_address, "an IP address")
+)
 _DURATION = "a duration such as 90s, 10m, 3h or 1d"
 
 
-@dataclass(frozen=True, slots=True)
-class _Vip(Short):
-    """An address that a service may have."""
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """The address."""
-        address = Short.read(self, value, path, faults)
-        if address is INVALID or usable(address, path, faults, FORBIDDEN_VIP_KINDS):
-            return address
-        return INVALID
+def _read_vip(value: Any, path: Path, faults: Faults) -> Any:
+    address = ADDRESS.read(value, path, faults)
+    return address if address is INVALID or usable(address, path, faults, FORBIDDEN_VIP_KINDS) else INVALID
 
 
-VIP = _Vip(ADDRESS.words, ADDRESS.schema, parse_address, "an IP address")
+VIP = replace(ADDRESS, read=_read_vip)
 
 
-def _duration(words: str, example: str, low: int, high: int, range_words: str) -> Short:
+def _duration(words: str, example: str, low: int, high: int, range_words: str) -> Kind:
     pattern = "[1-9][0-9]{0,17}[smhd]?" if low else "(?:0|[1-9][0-9]{0,17})[smhd]?"
     schema = {**matching(pattern, _DURATION, ["integer", "string"]), "minimum": low, "maximum": high}
-    wanted = f"a duration like {example}"
-    return Short(words, schema, parse_duration, wanted, low, high, range_words, duration_text)
+    read = reader_of_short_form(parse_duration, f"a duration like {example}", low, high, range_words)
+    return Kind(words, schema, read, duration_text)
 
 
-def _period(words: str) -> Short:
-    least, most = MIN_CHECK_SECONDS, MAX_CHECK_SECONDS
-    return Short(
-        words, reference("period"), parse_period, "a duration like 5s", least, most, "from 100ms to 60m"
-    )
+def _period(words: str) -> Kind:
+    span = (MIN_CHECK_SECONDS, MAX_CHECK_SECONDS, "from 100ms to 60m")
+    read = reader_of_short_form(parse_period, "a duration like 5s", *span)
+    return Kind(words, reference("period"), read, period_text)
 
 
-NODE = text_like("text", TOPOLOGY_NAME, "the name of a node", TOPOLOGY_NAME_HINT)
-ZONE = text_like("text", TOPOLOGY_NAME, "the name of a zone", TOPOLOGY_NAME_HINT)
-_HOST_SCHEMA = matching(HOST_NAME.pattern, "a name, or an address, without a scheme")
+NODE = text_like("text", TOPOLOGY_NAME.pattern, TOPOLOGY_NAME_HINT, wanted="the name of a node")
+ZONE = text_like("text", TOPOLOGY_NAME.pattern, TOPOLOGY_NAME_HINT, wanted="the name of a zone")
 
 
-def _host(hint: str) -> Text:
-    return Text("a host name", _HOST_SCHEMA, "a host name", HOST_NAME.fullmatch, hint)
+def _host(hint: str) -> Kind:
+    schema_hint = "a name, or an address, without a scheme"
+    return text_like("a host name", HOST_NAME, hint, schema_hint=schema_hint)
 
 
 def _allowed(text: str) -> str:
@@ -226,144 +219,129 @@ def _allowed(text: str) -> str:
     return parse_network(text)
 
 
-_NETWORK = Short("a network", reference("network"), _allowed, "a network like 203.0.113.0/24")
+_read_networks = reader_of_items(
+    reader_of_short_form(_allowed, "a network like 203.0.113.0/24"),
+    "the list is empty",
+    "name a network, or write any",
+)
 
 
-@dataclass(frozen=True, slots=True)
-class _Networks(Kind):
-    """Networks, each once; `any` is no network at all."""
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """The networks as a tuple."""
-        if value == "any":
-            return ()
-        empty = ("the list is empty", "name a network, or write any")
-        first: dict[str, Path] = {}
-        for network, at in Items("", {}, _NETWORK, empty).read(value, path, faults):
-            if network in first:
-                faults.add(at, f"{network} is already", "remove one of them", other=first[network])
-            first.setdefault(network, at)
-        return tuple(first)
-
-    def written(self, value: Any) -> object:
-        """One as text; none is `any`."""
-        return one_or_list(value) if value else "any"
+def _read_allowed(value: Any, path: Path, faults: Faults) -> Any:
+    """The networks, each once; `any` is no network at all."""
+    if value == "any":
+        return ()
+    first: dict[str, Path] = {}
+    for network, at in _read_networks(value, path, faults):
+        if network in first:
+            faults.add(at, f"{network} is already", "remove one of them", other=first[network])
+        first.setdefault(network, at)
+    return tuple(first)
 
 
-NETWORKS = _Networks(
+NETWORKS = Kind(
     "a network, an address, a list, or `any`",
-    {
-        "if": {"type": "array"},
-        "then": {"items": reference("network"), "minItems": 1, "uniqueItems": True},
-        "else": {"anyOf": [{"enum": ["any"]}, reference("network")]},
-    },
+    list_or(
+        {"anyOf": [{"enum": ["any"]}, reference("network")]},
+        reference("network"),
+        minItems=1,
+        uniqueItems=True,
+    ),
+    _read_allowed,
+    lambda networks: one_or_list(networks) if networks else "any",
 )
 
 # Checks.
 
 
-@dataclass(frozen=True, slots=True)
-class _Status(Kind):
-    """Statuses and ranges of them."""
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """The ranges, both ends included."""
-        ranges = []
-        for item, at in items_of(value, path):
-            text = str(item) if isinstance(item, str | int) and not isinstance(item, bool) else ""
-            match = STATUS_RANGE.fullmatch(text)
-            if match is None:
-                faults.wrong_type(item, at, "a status like 200 or a range like 200-299")
-                continue
-            low, high = int(match[1]), int(match[2] or match[1])
-            if low > high:
-                faults.add(at, f"{text} is no range", f"write {high}-{low}")
-                continue
-            ranges.append((low, high))
-        return tuple(ranges) or INVALID
+def _read_status(value: Any, path: Path, faults: Faults) -> Any:
+    """Ranges of statuses, both ends included."""
+    ranges = []
+    for item, at in items_of(value, path):
+        text = str(item) if isinstance(item, str | int) and not isinstance(item, bool) else ""
+        match = STATUS_RANGE.fullmatch(text)
+        if match is None:
+            faults.wrong_type(item, at, "a status like 200 or a range like 200-299")
+            continue
+        low, high = int(match[1]), int(match[2] or match[1])
+        if low > high:
+            faults.add(at, f"{text} is no range", f"write {high}-{low}")
+            continue
+        ranges.append((low, high))
+    return tuple(ranges) or INVALID
 
 
-@dataclass(frozen=True, slots=True)
-class _Body(Kind):
-    """Text, or a regular expression."""
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """The pattern. One that was accepted may stay: its backends are in trouble then, and serve on."""
-        text = Text("", {}, "text, or a regular expression").read(value, path, faults)
-        if text is INVALID:
-            return INVALID
-        try:
+def _read_body(value: Any, path: Path, faults: Faults) -> Any:
+    """A pattern. One that was accepted may stay: its backends are in trouble then, and serve on."""
+    text = read_text(value, path, faults, "text, or a regular expression")
+    try:
+        if text is not INVALID and not faults.accepted:
             body_pattern(text)
-        except PatternError as error:
-            if not faults.accepted:
-                faults.add(path, error.what, error.hint)
-                return INVALID
-        return text
-
-
-@dataclass(frozen=True, slots=True)
-class _Payload(Kind):
-    """Text as UTF-8, or `hex:` and pairs of digits."""
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """The bytes."""
-        wanted = "text, or hex: and pairs of digits"
-        text = Text("", {}, wanted, numbers=True).read(value, path, faults)
-        if text is INVALID:
-            return INVALID
-        match = _HEX.fullmatch(text)
-        payload = bytes.fromhex(match[1]) if match else text.encode()
-        if text.startswith("hex:") and match is None:
-            faults.add(path, f"{quoted(text)} is not hexadecimal", "write pairs of digits: hex:0a1b")
-            return INVALID
-        if len(payload) > _MAX_PAYLOAD:
-            faults.add(path, f"{len(payload)} bytes are too long", f"at most {_MAX_PAYLOAD}")
-            return INVALID
-        return payload
-
-
-@dataclass(frozen=True, slots=True)
-class _Command(Kind):
-    """A program's absolute path and its arguments."""
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """The words."""
-        items = list(items_of(value, path))
-        words = [_argument(item, at, faults) for item, at in items]
-        if not words or len(words) > MAX_ARGUMENTS:
-            what = f"{len(words)} words are no command"
-            faults.add(path, what, f"from 1 to {MAX_ARGUMENTS} words")
-            return INVALID
-        program = words[0]
-        if program is not INVALID and not program.startswith("/"):
-            hint = "write the program's absolute path and its arguments as a list; there is no shell"
-            faults.add(items[0].path, f"{quoted(program)} is not an absolute path", hint)
-        elif program is not INVALID and type(value) is not list and " " in program and not faults.accepted:
-            hint = f"write a list, each word by itself: [{', '.join(program.split())}]; there is no shell"
-            faults.add(path, "the program and its arguments are one text", hint)
-        return tuple(word for word in words if word is not INVALID)
-
-
-def _argument(value: Any, path: Path, faults: Faults) -> Any:
-    text = Text("", {}, "text", numbers=True).read(value, path, faults)
-    if text is not INVALID and "\0" in text:
-        faults.add(path, "an argument cannot hold a zero byte")
-        return INVALID
+    except PatternError as error:
+        return faults.refuse(path, error.what, error.hint)
     return text
 
 
-def _is_path(text: str) -> bool:
-    return text.startswith("/") and text.isascii() and text.isprintable() and " " not in text
+def _read_payload(value: Any, path: Path, faults: Faults) -> Any:
+    """The bytes of text, or those behind `hex:`."""
+    text = read_text(value, path, faults, "text, or hex: and pairs of digits", numbers=True)
+    if text is INVALID:
+        return INVALID
+    match = _HEX.fullmatch(text)
+    payload = bytes.fromhex(match[1]) if match else text.encode()
+    if text.startswith("hex:") and match is None:
+        return faults.refuse(path, f"{quoted(text)} is not hexadecimal", "write pairs of digits: hex:0a1b")
+    if len(payload) > _MAX_PAYLOAD:
+        return faults.refuse(path, f"{len(payload)} bytes are too long", f"at most {_MAX_PAYLOAD}")
+    return payload
 
 
-_FILE_PATH = matching("/[^\\u0000]*", "an absolute path")
-FILE = Text(
+def _payload_text(payload: bytes | None) -> object:
+    """The text that the payload is, or `hex:` and digits where text would not be read back the same."""
+    try:
+        text = (payload or b"").decode()
+    except UnicodeDecodeError:
+        text = ""
+    plain = text and text.isprintable() and not text.startswith("hex:")
+    return text if plain or not payload else f"hex:{payload.hex()}"
+
+
+def _read_command(value: Any, path: Path, faults: Faults) -> Any:
+    """The words: a program's absolute path and its arguments."""
+    items = list(items_of(value, path))
+    words = [_argument(item, at, faults) for item, at in items]
+    if not words or len(words) > MAX_ARGUMENTS:
+        what = f"{len(words)} words are no command"
+        return faults.refuse(path, what, f"from 1 to {MAX_ARGUMENTS} words")
+    program = words[0]
+    if program is not INVALID and not program.startswith("/"):
+        hint = "write the program's absolute path and its arguments as a list; there is no shell"
+        faults.add(items[0].path, f"{quoted(program)} is not an absolute path", hint)
+    elif program is not INVALID and type(value) is not list and " " in program and not faults.accepted:
+        hint = f"write a list, each word by itself: [{', '.join(program.split())}]; there is no shell"
+        faults.add(path, "the program and its arguments are one text", hint)
+    return tuple(word for word in words if word is not INVALID)
+
+
+def _argument(value: Any, path: Path, faults: Faults) -> Any:
+    text = read_text(value, path, faults, numbers=True)
+    if text is not INVALID and "\0" in text:
+        return faults.refuse(path, "an argument cannot hold a zero byte")
+    return text
+
+
+FILE = text_like(
     "a file's path",
-    _FILE_PATH,
-    "an absolute path",
-    lambda text: text.startswith("/") and "\0" not in text,
+    "/[^\\u0000]*",
     "it starts with /",
+    wanted="an absolute path",
+    schema_hint="an absolute path",
 )
+
+
+def _status_spec(ranges: Sequence[tuple[int, int]]) -> object:
+    return one_or_list([low if low == high else f"{low}-{high}" for low, high in ranges])
+
+
 _STATUS = {
     **matching(
         STATUS_RANGE.pattern, "a status such as 200 or a range such as 200-299", ["integer", "string"]
@@ -371,13 +349,15 @@ _STATUS = {
     "minimum": 100,
     "maximum": 599,
 }
-_PAYLOAD = _Payload(
+_PAYLOAD = Kind(
     "text, or `hex:` and digits",
     {
         "type": ["integer", "string"],
         "pattern": "^(?!hex:)|^hex:(?:[0-9a-fA-F]{2})+$",
         "patternErrorMessage": "must be pairs of digits behind hex:, such as hex:0a1b",
     },
+    _read_payload,
+    _payload_text,
 )
 _TEXT = {"type": "string", "maxLength": limits.TEXT}
 
@@ -392,22 +372,24 @@ def _jitter(text: str) -> float:
 TIMING = {
     "interval": Key(
         _period("a duration, 100ms to 60m"),
-        "`5s`",
-        "From one question to the next. At least 1s for a backend that registers itself.",
+        "From one question to the next. At least 1s for a backend that registers itself. Default: `5s`.",
     ),
-    "timeout": Key(_period("a duration, 100ms to `interval`"), "`2s`", "Longest time for an answer."),
-    "rise": Key(number(1, MAX_COUNT), "2", "Good answers in a row that make an unhealthy backend healthy."),
-    "fall": Key(number(1, MAX_COUNT), "3", "Bad answers in a row that make a healthy backend unhealthy."),
-    "start": Key(choice(InitialHealth), "`healthy`", "What it counts as until the first verdict."),
+    "timeout": Key(_period("a duration, 100ms to `interval`"), "Longest time for an answer. Default: `2s`."),
+    "rise": Key(
+        number(1, MAX_COUNT), "Good answers in a row that make an unhealthy backend healthy. Default: 2."
+    ),
+    "fall": Key(
+        number(1, MAX_COUNT), "Bad answers in a row that make a healthy backend unhealthy. Default: 3."
+    ),
+    "start": Key(choice(InitialHealth), "What it counts as until the first verdict. Default: `healthy`."),
     "jitter": Key(
-        Short(
+        Kind(
             "`0%` to `50%`",
             matching("0{0,2}[0-9]%|0?[1-4][0-9]%|0?50%", "from 0% to 50%"),
-            _jitter,
-            "a percentage like 10%",
+            reader_of_short_form(_jitter, "a percentage like 10%"),
+            lambda part: f"{round(part * 100)}%",
         ),
-        "`10%`",
-        "By how much pauses are shortened at random.",
+        "By how much pauses are shortened at random. Default: `10%`.",
     ),
 }
 """The keys of every check: fields of `Timing`."""
@@ -422,49 +404,40 @@ class CheckType(NamedTuple):
     """The keys that it must have, each with a hint."""
 
 
-_PORT_ASKED = {"port": Key(PORT_NUMBER, "the backend's own", "The port that is asked.")}
+_PORT_ASKED = {"port": Key(PORT_NUMBER, "The port that is asked. Default: the backend's own.")}
 _HTTP = {
     **_PORT_ASKED,
     "method": Key(
-        Text(
+        text_like(
             "an HTTP method",
-            matching(HTTP_METHOD.pattern, "an HTTP method in capitals: GET or HEAD"),
-            "an HTTP method",
-            HTTP_METHOD.fullmatch,
+            "[A-Z]{1,16}",
             "write it in capitals: GET or HEAD",
+            schema_hint="an HTTP method in capitals: GET or HEAD",
         ),
-        "`GET`",
-        "http, https: of the request.",
+        "http, https: of the request. Default: `GET`.",
     ),
     "path": Key(
-        Text(
+        text_like(
             "a path",
-            matching("/[!-~]*", "a path such as /healthz, without spaces"),
-            "a path like /healthz",
-            _is_path,
+            "/[!-~]*",
             "it starts with / and holds no spaces",
-            "a path",
+            wanted="a path like /healthz",
+            noun="a path",
+            schema_hint="a path such as /healthz, without spaces",
         ),
-        "`/`",
-        "http, https: of the request.",
+        "http, https: of the request. Default: `/`.",
     ),
     "host": Key(
         _host("write a name, or an address, without a scheme"),
-        "the address and port",
-        "http, https: the Host header.",
+        "http, https: the Host header. Default: the address and port.",
     ),
     "status": Key(
-        _Status(
-            "a status, a range, or a list",
-            {"if": {"type": "array"}, "then": {"items": _STATUS}, "else": _STATUS},
-        ),
-        "`200-399`",
-        "http, https: good ones. Redirections are not followed.",
+        Kind("a status, a range, or a list", list_or(_STATUS), _read_status, _status_spec),
+        "http, https: good ones. Redirections are not followed. Default: `200-399`.",
     ),
     "body": Key(
-        _Body("text, or a regular expression", _TEXT),
-        "any body",
-        "http, https: found in the answer's first 64 KiB.",
+        Kind("text, or a regular expression", _TEXT, _read_body),
+        "http, https: found in the answer's first 64 KiB. Default: any body.",
     ),
 }
 CHECK_TYPES = {
@@ -475,17 +448,15 @@ CHECK_TYPES = {
         HttpProbe(tls=True),
         {
             **_HTTP,
-            "verify": Key(FLAG, "`true`", "https: whether the certificate must be valid."),
+            "verify": Key(FLAG, "https: whether the certificate must be valid. Default: `true`."),
             "ca": Key(
                 FILE,
-                "the host's",
                 "https: certificates to trust, in a regular file of at most 1 MiB. Not in etcd, where "
-                "nothing names files of hosts.",
+                "nothing names files of hosts. Default: the host's.",
             ),
             "server_name": Key(
                 _host("the name in the certificate"),
-                "`host`, else the address",
-                "https: name sent (SNI) and verified.",
+                "https: name sent (SNI) and verified. Default: `host`, else the address.",
             ),
         },
     ),
@@ -493,11 +464,11 @@ CHECK_TYPES = {
         UdpProbe(),
         {
             **_PORT_ASKED,
-            "send": Key(_PAYLOAD, "", "udp: the datagram. Required."),
+            "send": Key(_PAYLOAD, "udp: the datagram. Required."),
             "expect": Key(
                 _PAYLOAD,
-                "silence is good",
-                "udp: what the answer begins with. Without it only an ICMP refusal is bad.",
+                "udp: what the answer begins with. Without it only an ICMP refusal is bad. Default: "
+                "silence is good.",
             ),
         },
         {"send": "write what the server answers to: {type: udp, send: ping}"},
@@ -507,22 +478,21 @@ CHECK_TYPES = {
         {
             **_PORT_ASKED,
             "query": Key(
-                Text(
+                text_like(
                     "a domain name",
-                    matching(DOMAIN_NAME.pattern, "a name such as example.com, or ."),
-                    "a domain name",
-                    DOMAIN_NAME.fullmatch,
+                    DOMAIN_NAME,
                     "write a name like example.com, or .",
+                    schema_hint="a name such as example.com, or .",
                 ),
-                "`.`",
-                "dns: the name that is asked for.",
+                "dns: the name that is asked for. Default: `.`.",
             ),
-            "record": Key(choice(DNS_TYPES), "`A`", "dns: the type of record."),
-            "rcode": Key(choice(DNS_RCODES, words="a response code"), "`NOERROR`", "dns: of a good answer."),
+            "record": Key(choice(DNS_TYPES), "dns: the type of record. Default: `A`."),
+            "rcode": Key(
+                choice(DNS_RCODES, words="a response code"), "dns: of a good answer. Default: `NOERROR`."
+            ),
             "answer": Key(
-                Text("the text of a record", _TEXT, "the text of a record"),
-                "any or none",
-                "dns: must be among the answers.",
+                any_text("the text of a record", _TEXT, "the text of a record"),
+                "dns: must be among the answers. Default: any or none.",
             ),
         },
     ),
@@ -531,32 +501,29 @@ CHECK_TYPES = {
         {
             **_PORT_ASKED,
             "command": Key(
-                _Command(
+                Kind(
                     "a list of text",
-                    {
-                        "if": {"type": "array"},
-                        "then": {
-                            "items": [_FILE_PATH],
-                            "additionalItems": {"type": ["integer", "string"]},
-                            "minItems": 1,
-                            "maxItems": MAX_ARGUMENTS,
-                        },
-                        "else": matching("/\\S*", "a program's absolute path, or a list with its arguments"),
-                    },
+                    list_or(
+                        matching("/\\S*", "a program's absolute path, or a list with its arguments"),
+                        [FILE.schema],
+                        additionalItems={"type": ["integer", "string"]},
+                        minItems=1,
+                        maxItems=MAX_ARGUMENTS,
+                    ),
+                    _read_command,
+                    list,
                 ),
-                "",
                 "exec: a program's absolute path and its arguments, each word by itself. No shell. Required.",
             ),
             "user": Key(
-                Text(
+                text_like(
                     "a user's name",
-                    matching(USER_NAME.pattern, "the name of a user, such as vipd-check"),
-                    "a user's name",
-                    USER_NAME.fullmatch,
+                    "[a-z_][a-z0-9_-]{0,31}",
                     "a user without rights, such as vipd-check",
+                    schema_hint="the name of a user, such as vipd-check",
                 ),
-                "one for each author",
-                "exec: the user that runs it. Never root, nor a user that may change what vipd does.",
+                "exec: the user that runs it. Never root, nor a user that may change what vipd does. "
+                "Default: one for each author.",
             ),
         },
         {"command": "write {type: exec, command: [/usr/local/bin/check, --quick]}"},
@@ -566,7 +533,7 @@ PROBE_FIELDS = {"record": "type"}
 """Keys that a probe's field is not named after."""
 _TYPE = choice(list(CHECK_TYPES))
 CHECK_KEYS: Mapping[str, Key] = {
-    "type": Key(_TYPE, "", "Required in a mapping."),
+    "type": Key(_TYPE, "Required in a mapping."),
     **TIMING,
     **{name: key for kind in CHECK_TYPES.values() for name, key in kind.keys.items()},
 }
@@ -579,25 +546,20 @@ def keys_of_check(kind: str) -> Mapping[str, Key]:
     return {**first, **(TIMING if kind != "none" else {}), **CHECK_TYPES[kind].keys}
 
 
-_KEYS_OF_CHECK = {kind: Table("", {}, "A check", keys_of_check(kind)) for kind in CHECK_TYPES}
+_KEYS_OF_CHECK = {kind: table("", {}, "A check", keys_of_check(kind)) for kind in CHECK_TYPES}
 
 
-@dataclass(frozen=True, slots=True)
-class _Check(Kind):
+def _read_check(value: Any, path: Path, faults: Faults) -> Any:
     """A type of check, or a mapping."""
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """The check."""
-        if type(value) is not dict:
-            kind = _TYPE.read(value, path, faults)
-            return INVALID if kind is INVALID else _finished(kind, {}, {}, path, faults)
-        if "type" not in value:
-            faults.add(path, "type is missing", "write {type: tcp}")
-            return INVALID
-        kind = _TYPE.read(value["type"], (*path, "type"), faults)
-        if kind is INVALID:
-            return INVALID
-        return _finished(kind, _KEYS_OF_CHECK[kind].read(value, path, faults), value, path, faults)
+    if type(value) is not dict:
+        kind = _TYPE.read(value, path, faults)
+        return INVALID if kind is INVALID else _finished(kind, {}, {}, path, faults)
+    if "type" not in value:
+        return faults.refuse(path, "type is missing", "write {type: tcp}")
+    kind = _TYPE.read(value["type"], (*path, "type"), faults)
+    if kind is INVALID:
+        return INVALID
+    return _finished(kind, _KEYS_OF_CHECK[kind].read(value, path, faults), value, path, faults)
 
 
 def _finished(
@@ -622,12 +584,37 @@ def _finished(
     return cast("Check", _made(Check, (("probe", _made(probe, own)), ("timing", timing))))
 
 
-CHECK = _Check(
-    **_either(
-        "a type of check, or a mapping",
-        {"enum": [kind for kind in CHECK_TYPES if not CHECK_TYPES[kind].required]},
-        reference("check"),
-    )
+def check_to_spec(check: Check) -> object:
+    """A check, defaults left out: `tcp`, or `{type: http, path: /healthz}`. `none` without a probe."""
+    kind = check_type(check)
+    plain, keys, required = CHECK_TYPES[kind]
+    spec: dict[str, object] = {"type": kind}
+    for name, key in keys.items():
+        field = PROBE_FIELDS.get(name, name)
+        value = getattr(check.probe, field)
+        if value != getattr(plain, field) or name in required:
+            spec[name] = key.kind.written(value)
+    # A missing timeout is never longer than the interval.
+    defaults = Timing(timeout=min(Timing().timeout, check.timing.interval))
+    for name, key in TIMING.items() if plain else ():
+        value = getattr(check.timing, name)
+        if value != getattr(defaults, name):
+            spec[name] = key.kind.written(value)
+    return kind if len(spec) == 1 else spec
+
+
+def check_type(check: Check) -> str:
+    """The word for the kind of check: `tcp`, `http`, `https`, `udp`, `dns`, `exec` or `none`."""
+    if isinstance(check.probe, HttpProbe):
+        return "https" if check.probe.tls else "http"
+    return next(kind for kind in CHECK_TYPES if type(CHECK_TYPES[kind].probe) is type(check.probe))
+
+
+CHECK = Kind(
+    "a type of check, or a mapping",
+    _either({"enum": [kind for kind in CHECK_TYPES if not CHECK_TYPES[kind].required]}, reference("check")),
+    _read_check,
+    check_to_spec,
 )
 
 
@@ -651,74 +638,58 @@ PORT_TEXT = {
 PROTOCOL_WORDS = [protocol.upper() for protocol in Protocol]
 
 
-@dataclass(frozen=True, slots=True)
-class _Protocol(Kind):
-    """One transport protocol."""
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """The protocol."""
-        if type(value) is list or (isinstance(value, str) and "," in value):
-            hint = "write a port for each, or the short form: 53:5353/tcp,udp"
-            faults.add(path, "a port has one protocol", hint)
-            return INVALID
-        return Short("", {}, parse_protocol, "tcp, udp or sctp").read(value, path, faults)
+_read_protocol_word = reader_of_short_form(parse_protocol, "tcp, udp or sctp")
 
 
-PORT = Table(
+def _read_protocol(value: Any, path: Path, faults: Faults) -> Any:
+    if type(value) is list or (isinstance(value, str) and "," in value):
+        hint = "write a port for each, or the short form: 53:5353/tcp,udp"
+        return faults.refuse(path, "a port has one protocol", hint)
+    return _read_protocol_word(value, path, faults)
+
+
+PORT = table(
     "a port",
     reference("port"),
     "A port",
     {
         "name": Key(
-            Text(
-                "text",
-                matching(PORT_NAME.pattern, PORT_NAME_HINT),
-                "a name",
-                PORT_NAME.fullmatch,
-                PORT_NAME_HINT,
-                "a port name",
-            ),
-            "none",
-            "1 to 63 of `a-z 0-9 -`, at least one letter or digit. Needed only for `ports` of a backend.",
+            text_like("text", PORT_NAME.pattern, PORT_NAME_HINT, wanted="a name", noun="a port name"),
+            "1 to 63 of `a-z 0-9 -`, at least one letter or digit. Needed only for `ports` of a backend. "
+            "Default: none.",
         ),
-        "port": Key(PORT_NUMBER, "", "Required. What clients connect to."),
+        "port": Key(PORT_NUMBER, "Required. What clients connect to."),
         "protocol": Key(
-            _Protocol(
-                "`tcp`, `udp` or `sctp`",
-                {"enum": [*map(str, Protocol), *PROTOCOL_WORDS]},
-            ),
-            "`tcp`",
-            "Of clients and backends.",
+            Kind("`tcp`, `udp` or `sctp`", {"enum": [*map(str, Protocol), *PROTOCOL_WORDS]}, _read_protocol),
+            "Of clients and backends. Default: `tcp`.",
         ),
-        "target": Key(PORT_NUMBER, "`port`", "The backends' port."),
-        "node_port": Key(PORT_NUMBER, "none", "Port on this host's own addresses that leads here too."),
+        "target": Key(PORT_NUMBER, "The backends' port. Default: `port`."),
+        "node_port": Key(
+            PORT_NUMBER, "Port on this host's own addresses that leads here too. Default: none."
+        ),
     },
     PORT_TEXT,
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Ports(Kind):
-    """Ports in any form, one or a list."""
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """A list of `Located` ports."""
-        if type(value) is list and not value:
-            faults.add(path, "the list is empty", "every service needs a port, like 53/udp")
-        ports: list[Located[ServicePort]] = []
-        before: Any = None
-        for item, at in items_of(value, path):
-            if type(item) is dict:
-                port = _port(item, at, faults)
-                ports += () if port is INVALID else (Located(port, at),)
-            elif not _is_misread(item, at, before, faults):
-                several = _PORT_TEXT.read(item, at, faults)
-                ports += () if several is INVALID else [_located((port, at)) for port in several]
-            before = item
-        return ports
+_read_port_text = reader_of_short_form(parse_ports, "a port like 53/udp or a mapping")
 
 
-_PORT_TEXT = Short("", {}, parse_ports, "a port like 53/udp or a mapping")
+def _read_ports(value: Any, path: Path, faults: Faults) -> Any:
+    """Ports in any form, one or a list, as a list of `Located`."""
+    if type(value) is list and not value:
+        faults.add(path, "the list is empty", "every service needs a port, like 53/udp")
+    ports: list[Located[ServicePort]] = []
+    before: Any = None
+    for item, at in items_of(value, path):
+        if type(item) is dict:
+            port = _port(item, at, faults)
+            ports += () if port is INVALID else (Located(port, at),)
+        elif not _is_misread(item, at, before, faults):
+            several = _read_port_text(item, at, faults)
+            ports += () if several is INVALID else [_located((port, at)) for port in several]
+        before = item
+    return ports
 
 
 _PROTOCOL_WORDS = frozenset(map(str, Protocol))
@@ -775,55 +746,44 @@ STATES = {
 _STATE_SYNONYMS = tuple(word for word in STATES if word not in tuple(BackendState))
 
 
-@dataclass(frozen=True, slots=True)
-class _NamedPorts(Kind):
-    """Ports by the names of the service's."""
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """Pairs of name and number. Whether the service has such ports is not checked here."""
-        if type(value) is not dict:
-            hint = "for one port for all, write port: 8080"
-            faults.wrong_type(value, path, "a mapping like {http: 8080}", hint)
-            return ()
-        if not value:
-            faults.add(path, "the mapping is empty", "a backend of no port is none: remove the backend")
-        pairs = []
-        for name, item in value.items():
-            number = PORT_NUMBER.read(item, (*path, name), faults)
-            if number is not INVALID:
-                pairs.append((name, number))
-        return tuple(pairs)
+def _read_named_ports(value: Any, path: Path, faults: Faults) -> Any:
+    """Pairs of name and number. Whether the service has such ports is not checked here."""
+    if type(value) is not dict:
+        hint = "for one port for all, write port: 8080"
+        faults.wrong_type(value, path, "a mapping like {http: 8080}", hint)
+        return ()
+    if not value:
+        faults.add(path, "the mapping is empty", "a backend of no port is none: remove the backend")
+    numbers = ((name, PORT_NUMBER.read(item, (*path, name), faults)) for name, item in value.items())
+    return tuple([(name, number) for name, number in numbers if number is not INVALID])
 
 
-def _name_of_dns(kind: NameKind, meaning: str) -> Key:
-    schema = matching(DNS_NAME_PATTERN, "a DNS name")
-    return Key(Short("a DNS name", schema, parse_dns_name, "a DNS name"), "", meaning)
+_DNS_NAME = Kind(
+    "a DNS name", matching(DNS_NAME_PATTERN, "a DNS name"), reader_of_short_form(parse_dns_name, "a DNS name")
+)
 
 
-BACKEND = Table(
+BACKEND = table(
     "a backend",
     reference("backend"),
     "A backend",
     {
         "address": Key(
-            Short("an IPv4 or IPv6 address", reference("ip_address"), parse_backend_address, "an IP address"),
-            "",
+            replace(ADDRESS, read=reader_of_short_form(parse_backend_address, "an IP address")),
             "Of a family that the service has an address of; not loopback, and no service's `address`. A "
             "backend has this, `dns` or `srv`.",
         ),
-        "dns": _name_of_dns(
-            NameKind.DNS, "A name in place of `address`: each of its addresses is a backend."
-        ),
-        "srv": _name_of_dns(
-            NameKind.SRV,
-            "A name in place of `address` whose SRV records say the backends, their ports, weights and which "
-            "are backups. Only in services of one port; not beside `port`, `ports` or `weight`.",
+        "dns": Key(_DNS_NAME, "A name in place of `address`: each of its addresses is a backend."),
+        "srv": Key(
+            _DNS_NAME,
+            "A name in place of `address` whose SRV records say the backends, their ports, weights and "
+            "which are backups. Only in services of one port; not beside `port`, `ports` or `weight`.",
         ),
         "port": Key(
-            PORT_NUMBER, "the port's `target`", "The backend's own port, for all ports of the service."
+            PORT_NUMBER, "The backend's own port, for all ports of the service. Default: the port's `target`."
         ),
         "ports": Key(
-            _NamedPorts(
+            Kind(
                 "a mapping of port names to numbers",
                 {
                     "type": "object",
@@ -831,43 +791,42 @@ BACKEND = Table(
                     "additionalProperties": PORT_NUMBER.schema,
                     "minProperties": 1,
                 },
+                _read_named_ports,
+                dict,
             ),
-            "all ports",
-            "The only ports that it serves, each with its own number. Not beside `port`.",
+            "The only ports that it serves, each with its own number. Not beside `port`. Default: all ports.",
         ),
         "weight": Key(
             number(0, MAX_WEIGHT),
-            "1",
-            "Its share of new flows is its weight over the sum of all. 0: no new flows.",
+            "Its share of new flows is its weight over the sum of all. 0: no new flows. Default: 1.",
         ),
         "state": Key(
             choice(STATES, *_STATE_SYNONYMS),
-            "`up`",
-            "`drain`: new flows only while nothing that is up can serve. "
-            "`down`: none, and flows are treated as if it were removed.",
+            "`drain`: new flows only while nothing that is up can serve. `down`: none, and flows are "
+            "treated as if it were removed. Default: `up`.",
         ),
         "node": Key(
             NODE,
-            "none",
-            "The host it runs on, for the policy `local`. Compared with the setting `node_name`.",
+            "The host it runs on, for the policy `local`. Compared with the setting `node_name`. Default: "
+            "none.",
         ),
         "zone": Key(
-            one_or_more("text or a list", ZONE, ("the list is empty", "name a zone, or remove the key")),
-            "none",
-            "Zones whose clients it should serve. Compared with the setting `zone`.",
+            one_or_more("text or a list", ZONE, "the list is empty", "name a zone, or remove the key"),
+            "Zones whose clients it should serve. Compared with the setting `zone`. Default: none.",
+            field="zones",
         ),
-        "backup": Key(FLAG, "`false`", "Serves only while no backend that is none can."),
-        "check": Key(CHECK, "the service's", "How this backend is checked."),
+        "backup": Key(FLAG, "Serves only while no backend that is none can. Default: `false`."),
+        "check": Key(CHECK, "How this backend is checked. Default: the service's."),
         "max_connections": Key(
             number(1, MAX_CONNECTIONS),
-            "no limit",
-            "With so many live flows of the service through this host it gets no new ones, until a twentieth "
-            "of them has ended. vipd counts about once a second, so that more may come within a second.",
+            "With so many live flows of the service through this host it gets no new ones, until a "
+            "twentieth of them has ended. vipd counts about once a second, so that more may come within a "
+            "second. Default: no limit.",
         ),
     },
     BACKEND_TEXT,
 )
-_BACKEND_TEXT = Short("", {}, parse_any_backend, "a backend address or a mapping")
+_read_backend_text = reader_of_short_form(parse_any_backend, "a backend address or a mapping")
 
 
 class BackendList(NamedTuple):
@@ -879,31 +838,27 @@ class BackendList(NamedTuple):
     """Whether one is written as a mapping: a short form says neither ports nor a check."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Backends(Kind):
-    """Backends in any form, one or a list; null is an empty list."""
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """A `BackendList`."""
-        by_address: list[Located[Backend]] = []
-        by_name: list[Located[NamedBackend]] = []
-        several, detailed = type(value) is list, False
-        for index, item in enumerate(value if several else () if value is None else (value,)):
-            at = (*path, index) if several else path
-            if type(item) is dict:
-                backend, detailed = _backend(item, at, faults), True
-            else:
-                try:
-                    backend = parse_backend(item)
-                except (InvalidTextError, TypeError):
-                    backend = _BACKEND_TEXT.read(item, at, faults)  # a name, or says what is wrong
-            if type(backend) is Backend:
-                address = backend.address
-                if not address_kind(address) or usable(address, at, faults, FORBIDDEN_BACKEND_KINDS):
-                    by_address.append(_located((backend, at)))
-            elif backend is not INVALID:
-                by_name.append(_located((backend, at)))
-        return BackendList(by_address, by_name, detailed)
+def _read_backends(value: Any, path: Path, faults: Faults) -> Any:
+    """A `BackendList` of backends in any form, one or a list; null is an empty list."""
+    by_address: list[Located[Backend]] = []
+    by_name: list[Located[NamedBackend]] = []
+    several, detailed = type(value) is list, False
+    for index, item in enumerate(value if several else () if value is None else (value,)):
+        at = (*path, index) if several else path
+        if type(item) is dict:
+            backend, detailed = _backend(item, at, faults), True
+        else:
+            try:
+                backend = parse_backend(item)
+            except (InvalidTextError, TypeError):
+                backend = _read_backend_text(item, at, faults)  # a name, or says what is wrong
+        if type(backend) is Backend:
+            address = backend.address
+            if not address_kind(address) or usable(address, at, faults, FORBIDDEN_BACKEND_KINDS):
+                by_address.append(_located((backend, at)))
+        elif backend is not INVALID:
+            by_name.append(_located((backend, at)))
+    return BackendList(by_address, by_name, detailed)
 
 
 def _backend(value: dict[str, Any], path: Path, faults: Faults) -> Any:
@@ -919,7 +874,7 @@ def _backend(value: dict[str, Any], path: Path, faults: Faults) -> Any:
         return _named_backend(kind, value, right, path, faults)
     if "address" not in value and "address" not in misspelt(value, BACKEND.keys, faults):
         faults.add(path, "address is missing", "write {address: 10.0.0.5, weight: 2}")
-    return _new_backend(**right) if "address" in right else INVALID
+    return Backend(**right) if "address" in right else INVALID
 
 
 def _named_backend(
@@ -935,15 +890,15 @@ def _named_backend(
     return NamedBackend(kind, right[kind], Backend("", **rest)) if kind in right else INVALID
 
 
-def _backends(words: str, least: int) -> _Backends:
-    array = {
-        "items": reference("backend"),
-        "minItems": least,
-        "uniqueItems": True,
-        "maxItems": limits.BACKENDS,
-    }
-    types = ["array"] if least else ["array", "null"]
-    return _Backends(words, {"if": {"type": types}, "then": array, "else": reference("backend")})
+def _backends(words: str, least: int) -> Kind:
+    schema = list_or(
+        reference("backend"),
+        null=not least,
+        minItems=least,
+        uniqueItems=True,
+        maxItems=limits.BACKENDS,
+    )
+    return Kind(words, schema, _read_backends)
 
 
 BACKENDS = _backends("a backend or a list, may be empty", 0)
@@ -952,39 +907,35 @@ FALLBACK_BACKENDS = _backends("as for a service, at least one", 1)
 # What a service may inherit from `defaults`.
 
 AFFINITY_TIMEOUT = _duration("a duration, 1s to 1d", "3h", 1, MAX_AFFINITY_SECONDS, "from 1s to 1d")
-AFFINITY = Table(
+AFFINITY = table(
     "affinity",
     reference("affinity"),
     "Affinity",
     {
-        "by": Key(choice({"client-ip": True}), "", "Required in a mapping."),
-        "timeout": Key(AFFINITY_TIMEOUT, "`3h`", "Counts from the client's last new flow."),
+        "by": Key(choice({"client-ip": True}), "Required in a mapping."),
+        "timeout": Key(AFFINITY_TIMEOUT, "Counts from the client's last new flow. Default: `3h`."),
     },
 )
 _AFFINITIES = choice({"none": None, "client-ip": Affinity(), "true": Affinity(), "false": None})
 
 
-@dataclass(frozen=True, slots=True)
-class _Affinity(Kind):
-    """A word, a duration, or a mapping."""
+def _read_affinity(value: Any, path: Path, faults: Faults) -> Any:
+    """A word, a duration, or a mapping, as the affinity or None."""
+    if isinstance(value, str | int) and str(value)[:1].isdigit():
+        seconds = AFFINITY_TIMEOUT.read(value, path, faults)
+        return Affinity() if seconds is INVALID else Affinity(seconds)
+    if type(value) is not dict:
+        return _AFFINITIES.read(value, path, faults)
+    right = AFFINITY.read(value, path, faults)
+    if "by" not in value:
+        faults.add(path, "by is missing", "write {by: client-ip, timeout: 3h}")
+    return Affinity(right["timeout"]) if "timeout" in right else Affinity()
 
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """The affinity, or None."""
-        if isinstance(value, str | int) and str(value)[:1].isdigit():
-            seconds = AFFINITY_TIMEOUT.read(value, path, faults)
-            return Affinity() if seconds is INVALID else Affinity(seconds)
-        if type(value) is not dict:
-            return _AFFINITIES.read(value, path, faults)
-        right = AFFINITY.read(value, path, faults)
-        if "by" not in value:
-            faults.add(path, "by is missing", "write {by: client-ip, timeout: 3h}")
-        return Affinity(right["timeout"]) if "timeout" in right else Affinity()
 
-    def written(self, value: Any) -> object:
-        """The word, or a mapping for another time than the default."""
-        if value == Affinity():
-            return "client-ip"
-        return {"by": "client-ip", "timeout": duration_text(value.timeout)}
+def _affinity_spec(affinity: Affinity) -> object:
+    if affinity == Affinity():
+        return "client-ip"
+    return {"by": "client-ip", "timeout": duration_text(affinity.timeout)}
 
 
 class Fallback(NamedTuple):
@@ -995,55 +946,51 @@ class Fallback(NamedTuple):
     backends: BackendList = BackendList()
 
 
-FALLBACK = Table(
+FALLBACK = table(
     "fallback",
     reference("fallback"),
     "Fallback",
     {
         "backends": Key(
             FALLBACK_BACKENDS,
-            "",
             "Required. Serve while no backend of the service can, on any host. If they cannot either, the "
             "flow is refused.",
         ),
     },
 )
-_FALLBACKS = choice([*map(str, RejectAction), "keep"])
+_REFUSALS = {word: word for word in (*map(str, RejectAction), "keep")}
+_read_refusal = reader_of_words(_REFUSALS)
 _ONE_BACKEND = ("address", *NameKind)
 """A mapping with one of these keys is a single backend."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Fallback(Kind):
-    """A word, or backends."""
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """A `Fallback`."""
-        # What is no backend, by address or name, is a word.
-        if not isinstance(value, dict | list) and not any(sign in str(value) for sign in ".:"):
-            word = _FALLBACKS.read(value, path, faults)
-            refusal = RejectAction.REJECT if word in (INVALID, "keep") else RejectAction(word)
-            return Fallback(refusal, word == "keep")
-        backends, at = value, path
-        if type(value) is dict and value.keys().isdisjoint(_ONE_BACKEND):
-            for name in value:
-                if name not in FALLBACK.keys:
-                    unknown_key(name, path, faults, FALLBACK.keys)
-            if "backends" not in value:
-                faults.add(path, "backends is missing", "write reject, drop, keep or {backends: [10.0.0.9]}")
-                return Fallback()
-            backends, at = value["backends"], (*path, "backends")
-        if backends is None or backends == []:
-            faults.add(at, "the list is empty", "name a backend, or write reject")
-        words = [Located(item, place) for item, place in items_of(backends, at) if _is_word(item)]
-        for item, place in words:
-            hint = "write reject, drop or keep alone, or only backends"
-            faults.wrong_type(item, place, "a backend", hint)
-        return Fallback(backends=BackendList() if words else FALLBACK_BACKENDS.read(backends, at, faults))
+def _read_fallback(value: Any, path: Path, faults: Faults) -> Any:
+    """A `Fallback`: a word, or backends."""
+    # What is no backend, by address or name, is a word.
+    if not isinstance(value, dict | list) and not any(sign in str(value) for sign in ".:"):
+        word = _read_refusal(value, path, faults)
+        refusal = RejectAction.REJECT if word in (INVALID, "keep") else RejectAction(word)
+        return Fallback(refusal, word == "keep")
+    backends, at = value, path
+    if type(value) is dict and value.keys().isdisjoint(_ONE_BACKEND):
+        for name in value:
+            if name not in FALLBACK.keys:
+                unknown_key(name, path, faults, FALLBACK.keys)
+        if "backends" not in value:
+            faults.add(path, "backends is missing", "write reject, drop, keep or {backends: [10.0.0.9]}")
+            return Fallback()
+        backends, at = value["backends"], (*path, "backends")
+    if backends is None or backends == []:
+        faults.add(at, "the list is empty", "name a backend, or write reject")
+    words = [(item, place) for item, place in items_of(backends, at) if _is_refusal(item)]
+    for item, place in words:
+        hint = "write reject, drop or keep alone, or only backends"
+        faults.wrong_type(item, place, "a backend", hint)
+    return Fallback(backends=BackendList() if words else FALLBACK_BACKENDS.read(backends, at, faults))
 
 
-def _is_word(value: Any) -> bool:
-    return isinstance(value, str) and value in _FALLBACKS.choices
+def _is_refusal(value: Any) -> bool:
+    return isinstance(value, str) and value in _REFUSALS
 
 
 class Announce(NamedTuple):
@@ -1055,61 +1002,60 @@ class Announce(NamedTuple):
 
 
 _METHODS = choice({**{method.value: method for method in AnnounceMethod}, "none": None})
-ANNOUNCE = Table(
+ANNOUNCE = table(
     "announce",
     reference("announce"),
     "Announce",
     {
-        "by": Key(choice({method.value: method for method in AnnounceMethod}), "", "Required in a mapping."),
+        "by": Key(choice({method.value: method for method in AnnounceMethod}), "Required in a mapping."),
         "addresses": Key(
             choice({"external": False, "all": True}),
-            "as the short form",
-            "`all`: its `address`, too, besides the external and load balancer addresses.",
+            "`all`: its `address`, too, besides the external and load balancer addresses. Default: as the "
+            "short form.",
         ),
     },
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Announce(Kind):
-    """A method, or a mapping."""
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """An `Announce`, or None."""
-        if type(value) is not dict:
-            method = _METHODS.read(value, path, faults)
-            return None if method in (INVALID, None) else Announce(method)
-        right = ANNOUNCE.read(value, path, faults)
-        if "by" not in value:
-            faults.add(path, "by is missing", "write {by: routes, addresses: all}")
-        return Announce(right["by"], right.get("addresses")) if "by" in right else None
+def _read_announce(value: Any, path: Path, faults: Faults) -> Any:
+    """An `Announce`, or None: a method, or a mapping."""
+    if type(value) is not dict:
+        method = _METHODS.read(value, path, faults)
+        return None if method in (INVALID, None) else Announce(method)
+    right = ANNOUNCE.read(value, path, faults)
+    if "by" not in value:
+        faults.add(path, "by is missing", "write {by: routes, addresses: all}")
+    return Announce(right["by"], right.get("addresses")) if "by" in right else None
 
 
 _PER_PORT = "of each port, in each address family by itself"
-LIMITS = Table(
+LIMITS = table(
     "limits",
     reference("flow_limits"),
     "Flow limits",
     {
-        "connections": Key(number(1, MAX_CONNECTIONS), "no limit", f"Flows at the same time, {_PER_PORT}."),
-        "connections_per_client": Key(number(1, MAX_CONNECTIONS), "no limit", "The same of one client."),
+        "connections": Key(
+            number(1, MAX_CONNECTIONS), f"Flows at the same time, {_PER_PORT}. Default: no limit."
+        ),
+        "connections_per_client": Key(
+            number(1, MAX_CONNECTIONS), "The same of one client. Default: no limit."
+        ),
         "new_per_second": Key(
-            number(1, MAX_NEW_PER_SECOND), "no limit", f"New flows in a second, {_PER_PORT}."
+            number(1, MAX_NEW_PER_SECOND), f"New flows in a second, {_PER_PORT}. Default: no limit."
         ),
         "burst": Key(
             number(1, MAX_BURST),
-            "`new_per_second`",
-            "New flows that may come at once after a pause; "
-            "each second makes room for `new_per_second` more.",
+            "New flows that may come at once after a pause; each second makes room for `new_per_second` "
+            "more. Default: `new_per_second`.",
         ),
         "new_per_client": Key(
-            number(1, MAX_NEW_PER_SECOND), "no limit", "New flows of one client in a second."
+            number(1, MAX_NEW_PER_SECOND), "New flows of one client in a second. Default: no limit."
         ),
-        "client_burst": Key(number(1, MAX_BURST), "`new_per_client`", "`burst` of one client."),
+        "client_burst": Key(number(1, MAX_BURST), "`burst` of one client. Default: `new_per_client`."),
         "client_ipv6_prefix": Key(
             number(MIN_CLIENT_IPV6_PREFIX, 128),
-            "64",
-            "Length of the IPv6 prefix whose addresses count as one client. With IPv4 each address does.",
+            "Length of the IPv6 prefix whose addresses count as one client. With IPv4 each address does. "
+            "Default: 64.",
         ),
     },
 )
@@ -1118,30 +1064,26 @@ _BURSTS = {"burst": Limit.NEW_PER_SECOND, "client_burst": Limit.NEW_PER_CLIENT}
 _LIMITS_EXAMPLE = "write {connections_per_client: 100, new_per_second: 50}, or none"
 
 
-@dataclass(frozen=True, slots=True)
-class _Limits(Kind):
-    """`none`, or a mapping."""
+def _read_limits(value: Any, path: Path, faults: Faults) -> Any:
+    """The limits, `none` or a mapping; None: there are none."""
+    if type(value) is not dict:
+        if value != "none":
+            faults.wrong_type(value, path, "a mapping or none", _LIMITS_EXAMPLE)
+        return None
+    right = LIMITS.read(value, path, faults)
+    for burst, rate in _BURSTS.items():
+        if burst in value and rate not in value:
+            faults.add((*path, burst), f"there is no {rate}", f"write {rate}, too")
+    if value.keys() <= {"client_ipv6_prefix"}:
+        faults.add(path, "names no limit", _LIMITS_EXAMPLE)
+    some = right.keys() - {"client_ipv6_prefix", *_BURSTS}
+    return _made(FlowLimits, tuple(right.items())) if some else None
 
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """The limits; None: there are none."""
-        if type(value) is not dict:
-            if value != "none":
-                faults.wrong_type(value, path, "a mapping or none", _LIMITS_EXAMPLE)
-            return None
-        right = LIMITS.read(value, path, faults)
-        for burst, rate in _BURSTS.items():
-            if burst in value and rate not in value:
-                faults.add((*path, burst), f"there is no {rate}", f"write {rate}, too")
-        if value.keys() <= {"client_ipv6_prefix"}:
-            faults.add(path, "names no limit", _LIMITS_EXAMPLE)
-        some = right.keys() - {"client_ipv6_prefix", *_BURSTS}
-        return _made(FlowLimits, tuple(right.items())) if some else None
 
-    def written(self, value: Any) -> object:
-        """The keys that differ from their defaults."""
-        defaults = {each.name: each.default for each in fields(FlowLimits)}
-        given = {key: getattr(value, key) for key in defaults}
-        return {key: number for key, number in given.items() if number != defaults[key]}
+def _limits_spec(limits: FlowLimits) -> object:
+    """The keys that differ from their defaults."""
+    defaults = {each.name: each.default for each in fields(FlowLimits)}
+    return {key: value for key in defaults if (value := getattr(limits, key)) != defaults[key]}
 
 
 class MasqueradeMode(NamedTuple):
@@ -1175,85 +1117,76 @@ MASQUERADE_MODES = {
 
 DEFAULTS: Mapping[str, Key] = {
     "affinity": Key(
-        _Affinity(
-            **_either(
-                "`none`, `client-ip`, `true`, a duration, or a mapping",
-                {"enum": ["none", "client-ip", True, False]},
-                AFFINITY_TIMEOUT.schema,
-                reference("affinity"),
-            )
+        Kind(
+            "`none`, `client-ip`, `true`, a duration, or a mapping",
+            _either(
+                {"enum": ["none", "client-ip", True, False]}, AFFINITY_TIMEOUT.schema, reference("affinity")
+            ),
+            _read_affinity,
+            _affinity_spec,
         ),
-        "`none`",
-        "Whether a client keeps its backend.",
+        "Whether a client keeps its backend. Default: `none`.",
         field="affinity",
     ),
     "masquerade": Key(
-        Choice(
-            "a mode",
-            {"enum": ["auto", *Masquerade]},
-            {**{mode.value: mode for mode in Masquerade}, "auto": None},
-        ),
-        "`auto`",
-        "Which flows get this host's address as their source.",
+        choice({**{mode.value: mode for mode in Masquerade}, "auto": None}, words="a mode"),
+        "Which flows get this host's address as their source. Default: `auto`.",
         field="masquerade",
     ),
     "fallback": Key(
-        _Fallback(
-            **_either(
-                "`reject`, `drop`, `keep`, a backend, a list of them, or a mapping",
-                {"enum": [*RejectAction, "keep"]},
-                FALLBACK_BACKENDS.schema,
-                reference("fallback"),
-            )
+        Kind(
+            "`reject`, `drop`, `keep`, a backend, a list of them, or a mapping",
+            _either({"enum": list(_REFUSALS)}, FALLBACK_BACKENDS.schema, reference("fallback")),
+            _read_fallback,
         ),
-        "`reject`",
-        "What a new flow meets while no backend can serve. `keep`: while all are unhealthy, all serve.",
+        "What a new flow meets while no backend can serve. `keep`: while all are unhealthy, all serve. "
+        "Default: `reject`.",
     ),
     "balance": Key(
         choice({balance.value: balance for balance in Balance}),
-        "`random`",
-        "How a new flow's backend is chosen, by weight. `source-hash`: by the client's address, the same on "
-        "every host; nftables dataplane only. Made for up to 3,000 backends: their table takes about one "
-        "second to make, beside all other work, and 30 MB meanwhile. `least-connections`: at random, by "
-        "weights that follow the live flows of each backend through this host, about once a second.",
+        "How a new flow's backend is chosen, by weight. `source-hash`: by the client's address, the same "
+        "on every host; nftables dataplane only. Made for up to 3,000 backends: their table takes about "
+        "one second to make, beside all other work, and 30 MB meanwhile. `least-connections`: at random, "
+        "by weights that follow the live flows of each backend through this host, about once a second. "
+        "Default: `random`.",
         field="balance",
     ),
-    "check": Key(CHECK, "`none`", "Health check for backends that define none of their own."),
+    "check": Key(CHECK, "Health check for backends that define none of their own. Default: `none`."),
     "slow_start": Key(
         _duration("a duration, up to 1h", "30s", 0, MAX_SLOW_START_SECONDS, "at most 1h"),
-        "`0s`",
-        "How long the share of a backend that has become healthy again takes to grow to its full.",
+        "How long the share of a backend that has become healthy again takes to grow to its full. Default: "
+        "`0s`.",
         field="slow_start",
     ),
     "weight_from": Key(
         choice({"declaration": False, "check": True}),
-        "`declaration`",
-        "`check`: a backend may say its weight in the header `X-Vipd-Weight` of its answer to an HTTP"
-        " check: 0 to 65535, or a percentage of its declared one, 0% to 100%. Digits are those of "
-        "ASCII; zeros in front count for nothing. With anything else the declared weight counts, and "
-        "`vipctl describe` says what came.",
+        "`check`: a backend may say its weight in the header `X-Vipd-Weight` of its answer to an HTTP "
+        "check: 0 to 65535, or a percentage of its declared one, 0% to 100%. Digits are those of ASCII; "
+        "zeros in front count for nothing. With anything else the declared weight counts, and `vipctl "
+        "describe` says what came. Default: `declaration`.",
         field="weight_from_check",
     ),
     "announce": Key(
-        _Announce(
-            **_either(
-                "`routes`, `l2`, `none`, or a mapping",
-                {"enum": [*AnnounceMethod, "none"]},
-                reference("announce"),
-            )
+        Kind(
+            "`routes`, `l2`, `none`, or a mapping",
+            _either(_METHODS.schema, reference("announce")),
+            _read_announce,
         ),
-        "`none`",
         "How hosts elsewhere learn where its addresses are. `routes`: a routing daemon announces each from "
         "every host that serves it; `l2`: one host at a time answers ARP and neighbour discovery for it. "
-        "Meant are external and load balancer addresses; if the service has none, `address`, unless "
-        "only `defaults` says it. See `announce_addresses` in the settings.",
+        "Meant are external and load balancer addresses; if the service has none, `address`, unless only "
+        "`defaults` says it. See `announce_addresses` in the settings. Default: `none`.",
     ),
     "limits": Key(
-        _Limits(**_either("`none`, or a mapping", {"enum": ["none"]}, reference("flow_limits"))),
-        "`none`",
+        Kind(
+            "`none`, or a mapping",
+            _either({"enum": ["none"]}, reference("flow_limits")),
+            _read_limits,
+            _limits_spec,
+        ),
         "How many flows the service and each client may begin and have. A new flow over a limit is refused "
-        "as `fallback` says: `drop` in silence, else at once. Never with the prefix KUBE or "
-        "`compat: kube-proxy`.",
+        "as `fallback` says: `drop` in silence, else at once. Never with the prefix KUBE or `compat: "
+        "kube-proxy`. Default: `none`.",
         field="limits",
     ),
 }
@@ -1261,206 +1194,183 @@ DEFAULTS: Mapping[str, Key] = {
 
 # Services.
 
-EXTERNAL_ADDRESS = Table(
+EXTERNAL_ADDRESS = table(
     "an external address",
     reference("external_address"),
     "An external address",
     {
-        "address": Key(ADDRESS, "", "Required."),
+        "address": Key(ADDRESS, "Required."),
         "allow_from": Key(
             NETWORKS,
-            "the service's `allow_from`",
-            "Sources that may use it. Packets of others are dropped.",
+            "Sources that may use it. Packets of others are dropped. Default: the service's `allow_from`.",
         ),
     },
     {**_IP_ADDRESS, "type": ["string", "object"]},
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _ExternalAddress(Kind):
-    """An address, or a mapping."""
+_read_short_external = reader_of_short_form(parse_address, "an IP address or a mapping")
 
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """The address, with the networks that may use it."""
-        if type(value) is not dict:
-            short = Short("", {}, parse_address, "an IP address or a mapping")
-            address = short.read(value, path, faults)
-            if address is INVALID or not usable(address, path, faults, FORBIDDEN_VIP_KINDS):
-                return INVALID
-            return ExternalAddress(address)
+
+def _read_external(value: Any, path: Path, faults: Faults) -> Any:
+    """An address, or a mapping: the address, with the networks that may use it."""
+    if type(value) is dict:
         right = EXTERNAL_ADDRESS.read(value, path, faults)
         if "address" not in value:
             faults.add(path, "address is missing", "write {address: 203.0.113.10, allow_from: any}")
-        if "address" not in right or not usable(right["address"], path, faults, FORBIDDEN_VIP_KINDS):
-            return INVALID
-        return ExternalAddress(right["address"], allow_from=right.get("allow_from"))
+    else:
+        right = {"address": _read_short_external(value, path, faults)}
+    address = right.get("address", INVALID)
+    if address is INVALID or not usable(address, path, faults, FORBIDDEN_VIP_KINDS):
+        return INVALID
+    return ExternalAddress(address, allow_from=right.get("allow_from"))
+
+
+def _external_spec(external: ExternalAddress) -> object:
+    if external.allow_from is None:
+        return external.address
+    return {"address": external.address, "allow_from": NETWORKS.written(external.allow_from)}
 
 
 _EXTERNAL_ADDRESSES = one_or_more(
     "an external address or a list",
-    _ExternalAddress("an external address", reference("external_address")),
-    ("the list is empty", "name an address, or remove the key"),
+    Kind("an external address", reference("external_address"), _read_external, _external_spec),
+    "the list is empty",
+    "name an address, or remove the key",
     uniqueItems=True,
 )
-_POLICY = choice({policy.value: policy for policy in TrafficPolicy})
-TRAFFIC_POLICY = Table(
+_POLICIES = {policy.value: policy for policy in TrafficPolicy}
+_POLICY = choice(_POLICIES)
+TRAFFIC_POLICY = table(
     "a mapping",
     reference("traffic_policies"),
     "Traffic policies",
     {
-        "internal": Key(_POLICY, "`cluster`", "For traffic to `address`."),
-        "external": Key(_POLICY, "`cluster`", "For traffic to external addresses and node ports."),
+        "internal": Key(_POLICY, "For traffic to `address`. Default: `cluster`."),
+        "external": Key(_POLICY, "For traffic to external addresses and node ports. Default: `cluster`."),
     },
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _TrafficPolicy(Kind):
-    """Policies for traffic from inside and from outside."""
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """The two by name."""
-        if value is not None and not isinstance(value, dict | list):
-            word = value if value in _POLICY.choices else "local"
-            hint = f"write {{internal: {word}, external: {word}}}, or one of the two"
-            faults.add(path, f"must be a mapping, not {shown(value)}", hint)
-            return INVALID
-        return TRAFFIC_POLICY.read(value, path, faults)
+def _read_traffic_policy(value: Any, path: Path, faults: Faults) -> Any:
+    """Policies for traffic from inside and from outside, by name."""
+    if value is not None and not isinstance(value, dict | list):
+        word = value if value in _POLICIES else "local"
+        hint = f"write {{internal: {word}, external: {word}}}, or one of the two"
+        return faults.refuse(path, f"must be a mapping, not {shown(value)}", hint)
+    return TRAFFIC_POLICY.read(value, path, faults)
 
 
-SERVICE = Table(
+SERVICE = table(
     "a service",
     reference("service"),
     "A service",
     {
         "name": Key(
-            Text(
-                "text",
-                matching(f"{SERVICE_NAME.pattern}|{_FRONTEND}", SERVICE_NAME_HINT),
-                "a name",
-            ),
-            "the first frontend, `10.96.0.10:53/udp`",
-            "1 to 128 of `A-Z a-z 0-9 . _ / -`, a letter or digit at both ends. Unique on the host.",
+            any_text("text", matching(f"{SERVICE_NAME.pattern}|{_FRONTEND}", SERVICE_NAME_HINT), "a name"),
+            "1 to 128 of `A-Z a-z 0-9 . _ / -`, a letter or digit at both ends. Unique on the host. "
+            "Default: the first frontend, `10.96.0.10:53/udp`.",
         ),
         "description": Key(
-            Text("text", _TEXT, "text"),
-            "none",
-            "What it is for, or whose it is: `vipctl describe` shows it.",
+            any_text("text", _TEXT, "text"),
+            "What it is for, or whose it is: `vipctl describe` shows it. Default: none.",
             field="description",
         ),
         "address": Key(
             one_or_more(
                 "an IPv4 or IPv6 address, or a list",
                 VIP,
-                ("the list is empty", "every service needs an address"),
+                "the list is empty",
+                "every service needs an address",
                 uniqueItems=True,
             ),
-            "none",
-            "The virtual IPs.",
+            "The virtual IPs. Default: none.",
         ),
         "ports": Key(
-            _Ports(
+            Kind(
                 "a port or a list, at least one",
-                {
-                    "if": {"type": ["array"]},
-                    "then": {
-                        "items": reference("port"),
-                        "minItems": 1,
-                        "uniqueItems": True,
-                        "maxItems": limits.PORTS,
-                    },
-                    "else": reference("port"),
-                },
+                list_or(reference("port"), minItems=1, uniqueItems=True, maxItems=limits.PORTS),
+                _read_ports,
             ),
-            "",
             "Required. What clients connect to.",
         ),
-        "backends": Key(BACKENDS, "none", "Who serves."),
-        "external_addresses": Key(_EXTERNAL_ADDRESSES, "none", "Addresses for clients from outside."),
+        "backends": Key(BACKENDS, "Who serves. Default: none."),
+        "external_addresses": Key(_EXTERNAL_ADDRESSES, "Addresses for clients from outside. Default: none."),
         "load_balancer_addresses": Key(
-            _EXTERNAL_ADDRESSES, "none", "The same, called a load balancer's in rules and by Kubernetes."
+            _EXTERNAL_ADDRESSES,
+            "The same, called a load balancer's in rules and by Kubernetes. Default: none.",
         ),
         "allow_from": Key(
             NETWORKS,
-            "`any`",
-            "Who may use the service at its addresses and node ports. Packets of others are dropped.",
+            "Who may use the service at its addresses and node ports. Packets of others are dropped. "
+            "Default: `any`.",
             field="allow_from",
         ),
-        "node_port": Key(PORT_NUMBER, "none", "Short for `node_port` of the only port."),
+        "node_port": Key(PORT_NUMBER, "Short for `node_port` of the only port. Default: none."),
         "health_port": Key(
             PORT_NUMBER,
-            "none",
-            "TCP port of this host that tells outer load balancers whether to send traffic here.",
+            "TCP port of this host that tells outer load balancers whether to send traffic here. Default: "
+            "none.",
             field="health_port",
         ),
         "traffic_policy": Key(
-            _TrafficPolicy("a mapping", reference("traffic_policies")),
-            "`cluster` for both",
-            "Whether only backends on this host serve.",
+            Kind("a mapping", reference("traffic_policies"), _read_traffic_policy),
+            "Whether only backends on this host serve. Default: `cluster` for both.",
         ),
         "traffic_distribution": Key(
             choice({each.value: each for each in TrafficDistribution}),
-            "`prefer-same-zone`",
             "Which ready backends serve first under the policy `cluster`: those for this host's zone, or "
-            "those on this host and then those for its zone.",
+            "those on this host and then those for its zone. Default: `prefer-same-zone`.",
             field="traffic_distribution",
         ),
         "on_remove": Key(
             choice({"keep": False, "reset": True}),
-            "`keep`",
             "Whether established TCP and SCTP flows to a backend that is removed or `down` go on or are "
-            "ended; also when the port or the whole service is removed. A TCP client gets a reset with "
-            "the next packet that it sends, for ten minutes after a frontend was removed. UDP flows "
-            "always end.",
+            "ended; also when the port or the whole service is removed. A TCP client gets a reset with the "
+            "next packet that it sends, for ten minutes after a frontend was removed. UDP flows always "
+            "end. Default: `keep`.",
             field="ends_flows",
         ),
         "respond_to_ping": Key(
             FLAG,
-            "`true`",
-            "Whether the addresses in `address` answer ICMP echo while a backend serves; this host answers. "
-            "Never with the prefix KUBE or `compat: kube-proxy`.",
+            "Whether the addresses in `address` answer ICMP echo while a backend serves; this host "
+            "answers. Never with the prefix KUBE or `compat: kube-proxy`. Default: `true`.",
             field="answers_ping",
         ),
         "registrations": Key(
             FLAG,
-            "`true` in etcd, else `false`",
-            "Whether backends that register themselves in etcd take part.",
+            "Whether backends that register themselves in etcd take part. Default: `true` in etcd, else "
+            "`false`.",
             field="registrations",
         ),
         "flow_takeover": Key(
             FLAG,
-            "`false`",
             "Whether established TCP flows go on through this host when the host that they went through is "
-            "lost. Needs `balance: source-hash` and `masquerade: hairpin`. Do not set it where clients also "
-            "connect to the backends' ports directly.",
+            "lost. Needs `balance: source-hash` and `masquerade: hairpin`. Do not set it where clients "
+            "also connect to the backends' ports directly. Default: `false`.",
             field="flow_takeover",
         ),
         **DEFAULTS,
     },
 )
 
-DOCUMENT = Table(
+DOCUMENT = table(
     "a document",
     {},
     "A document",
     {
-        "apiVersion": Key(
-            choice([API_VERSION]), "", "Required. A document of another version is not read on."
-        ),
+        "apiVersion": Key(choice([API_VERSION]), "Required. A document of another version is not read on."),
         "defaults": Key(
-            Table(
+            table(
                 f"a mapping of {', '.join(f'`{key}`' for key in DEFAULTS)}",
                 reference("defaults"),
                 "Defaults",
                 DEFAULTS,
             ),
-            "",
             "Defaults for all services in this document.",
         ),
         "services": Key(
             Kind("a list", {"type": ["array", "null"], "items": reference("service")}),
-            "",
             "May be missing or empty.",
         ),
     },
@@ -1482,7 +1392,7 @@ GROUPS: Mapping[str, Table] = {
         LIMITS,
         EXTERNAL_ADDRESS,
         TRAFFIC_POLICY,
-        Table("a check", reference("check"), "A check", CHECK_KEYS),
+        table("a check", reference("check"), "A check", CHECK_KEYS),
     )
 }
 """Every mapping of the language, in the order of the manual."""

@@ -12,7 +12,6 @@ from functools import lru_cache
 from ipaddress import AddressValueError, IPv6Address, ip_network
 from typing import NoReturn
 
-from vipd.model.frozen import fast_constructor
 from vipd.model.service import MAX_WEIGHT, Backend, Frontend, Protocol, ServicePort, family_of, socket_text
 
 MAX_PORT = 65535
@@ -56,7 +55,6 @@ _WELL_KNOWN_PORTS = {
 }
 """What a name that stands for a port means."""
 _MAX_SHOWN_LENGTH = 60
-_new_backend = fast_constructor(Backend)
 
 
 class InvalidTextError(ValueError):
@@ -140,13 +138,13 @@ def parse_protocol(text: str) -> Protocol:
 
 def parse_backend(text: str) -> Backend:
     """`ADDR`, `ADDR:PORT` or `[IPV6]:PORT`, each optionally with `@WEIGHT`."""
+    if _IPV4.fullmatch(text):  # most are an address alone
+        return Backend(text)
     fast = _IPV4_BACKEND.fullmatch(text)
     if fast:
         address, port, weight = fast.groups()
-        if port is None and weight is None:
-            return _new_backend(address)
         if int(port or 1) <= MAX_PORT and int(weight or 1) <= MAX_WEIGHT:
-            return _new_backend(address, int(port) if port else None, int(weight) if weight else 1)
+            return Backend(address, int(port) if port else None, int(weight) if weight else 1)
     if "://" in text:
         raise InvalidTextError(
             f"{quoted(text)} is a URL", "write an address, and a port if it needs one of its own"

@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 from vipd.declaration.ipv6_quotes import hint_for_key, hint_for_value
@@ -88,6 +89,11 @@ class Faults:
         else:
             self.kept.setdefault(fault)
 
+    def refuse(self, path: Path, what: str, hint: str = "") -> Any:
+        """As `add`; the result of the value is INVALID."""
+        self.add(path, what, hint)
+        return INVALID
+
     def wrong_type(self, value: Any, path: Path, wanted: str, hint: str = "") -> Any:
         """The value is of another type than `wanted`."""
         if value is not UNREADABLE:
@@ -134,44 +140,38 @@ def text_of_scalar(value: Any) -> str:
     return ("true" if value else "false") if isinstance(value, bool) else str(value)
 
 
+Read: TypeAlias = Callable[[Any, Path, Faults], Any]
+"""Reads a value: as the model has it, or INVALID, with the faults."""
+
+
+def _as_it_is(value: Any, path: Path, faults: Faults) -> Any:
+    del path, faults
+    return value
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """A kind of values. `words`: what it may be, for docs, where backquotes mark what is literal."""
 
     words: str
     schema: Schema
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """The value as the model has it, or INVALID."""
-        raise NotImplementedError
-
-    def written(self, value: Any) -> object:
-        """The shortest value that is read as this one."""
-        return value
+    read: Read = _as_it_is
+    written: Callable[[Any], object] = lambda value: value
+    """The shortest value that is read as this one."""
 
 
-@dataclass(frozen=True, slots=True)
-class Number(Kind):
-    """A plain decimal integer."""
+def number(low: int, high: int) -> Kind:
+    """A plain decimal integer in a range."""
+    wanted = f"an integer from {low} to {high}"
 
-    low: int
-    high: int
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """The integer."""
+    def read(value: Any, path: Path, faults: Faults) -> Any:
         if type(value) is not int:
-            return faults.wrong_type(
-                value, path, f"an integer from {self.low} to {self.high}", _number_hint(value)
-            )
-        if not self.low <= value <= self.high:
-            faults.add(path, f"{value} is out of range", f"write an integer from {self.low} to {self.high}")
-            return INVALID
-        return value
+            return faults.wrong_type(value, path, wanted, _number_hint(value))
+        if low <= value <= high:
+            return value
+        return faults.refuse(path, f"{value} is out of range", f"write {wanted}")
 
-
-def number(low: int, high: int) -> Number:
-    """An integer in a range."""
-    return Number(f"{low} to {high}", {"type": "integer", "minimum": low, "maximum": high}, low, high)
+    return Kind(f"{low} to {high}", {"type": "integer", "minimum": low, "maximum": high}, read)
 
 
 def _number_hint(value: Any) -> str:
@@ -183,42 +183,40 @@ def _number_hint(value: Any) -> str:
 
 
 _DECIMAL = re.compile(r"-?(?:0|[1-9][0-9]{0,18})")
+_BOOLEANS = {"true": True, "false": False}
 
 
-@dataclass(frozen=True, slots=True)
-class Choice(Kind):
-    """One of a few words, each with what it stands for."""
+def choice(choices: Mapping[str, Any] | Iterable[str], *synonyms: str, words: str = "") -> Kind:
+    """One of a few words, each with what it stands for; `synonyms` are accepted by editors, too."""
+    known = dict(choices) if isinstance(choices, Mapping) else {str(word): word for word in choices}
+    listed = [word for word in known if word not in synonyms]
+    schema = {"enum": list(dict.fromkeys([*listed, *synonyms]))}
+    return Kind(words or alternatives(listed), schema, reader_of_words(known), writer_of_words(known))
 
-    choices: Mapping[str, Any]
 
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """What the word stands for."""
-        if type(value) is str and value in self.choices and value not in ("true", "false"):
-            return self.choices[value]
-        wanted = f"one of {', '.join(self.choices)}"
+def reader_of_words(choices: Mapping[str, Any]) -> Read:
+    """Reads one of these words as what it stands for; `true` and `false` only without quotes."""
+    wanted = f"one of {', '.join(choices)}"
+
+    def read(value: Any, path: Path, faults: Faults) -> Any:
+        if type(value) is str and value in choices and value not in _BOOLEANS:
+            return choices[value]
         text = scalar_text(value, path, faults, wanted)
         if text is INVALID:
             return INVALID
-        if text not in self.choices:
-            hint = "" if faults.full else _choice_hint(text, self.choices)
-            faults.add(path, f"must be {wanted}, not {shown(value)}", hint)
-            return INVALID
-        if type(value) is str and text in ("true", "false"):
+        if text not in choices:
+            hint = "" if faults.full else _choice_hint(text, choices)
+            return faults.refuse(path, f"must be {wanted}, not {shown(value)}", hint)
+        if type(value) is str and text in _BOOLEANS:
             return faults.wrong_type(value, path, wanted, f"write {text} without quotes")
-        return self.choices[text]
+        return choices[text]
 
-    def written(self, value: Any) -> object:
-        """Its first word; a boolean stays one."""
-        if self.choices.keys() == {"true", "false"}:
-            return value
-        return next(word for word, meaning in self.choices.items() if meaning == value)
+    return read
 
 
-def choice(choices: Mapping[str, Any] | Iterable[str], *synonyms: str, words: str = "") -> Choice:
-    """One of these words; `synonyms` are accepted by editors, too."""
-    known = dict(choices) if isinstance(choices, Mapping) else {str(word): word for word in choices}
-    listed = [str(word) for word in known if str(word) not in synonyms]
-    return Choice(words or alternatives(listed), {"enum": list(dict.fromkeys([*listed, *synonyms]))}, known)
+def writer_of_words(choices: Mapping[str, Any]) -> Callable[[Any], object]:
+    """The first word for a value."""
+    return lambda value: next(word for word, meaning in choices.items() if meaning == value)
 
 
 def alternatives(words: Iterable[str]) -> str:
@@ -227,7 +225,7 @@ def alternatives(words: Iterable[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-FLAG = Choice("`true` or `false`", {"type": "boolean"}, {"true": True, "false": False})
+FLAG = Kind("`true` or `false`", {"type": "boolean"}, reader_of_words(_BOOLEANS))
 
 _TRUE_WORDS, _FALSE_WORDS = ("yes", "on", "true", "y", "1"), ("no", "off", "false", "n", "0")
 
@@ -249,61 +247,50 @@ def scalar_text(value: Any, path: Path, faults: Faults, wanted: str) -> Any:
     if isinstance(value, dict | list) or value is UNREADABLE:
         return faults.wrong_type(value, path, wanted)
     if value is None:
-        faults.add(path, "has no value", f"write {wanted}, or remove the key")
-        return INVALID
+        return faults.refuse(path, "has no value", f"write {wanted}, or remove the key")
     text = text_of_scalar(value)
-    return _short_enough(text, path, faults)
-
-
-def _short_enough(text: str, path: Path, faults: Faults) -> Any:
     if len(text) <= limits.TEXT:
         return text
     what = f"has {len(text)} characters, of which {limits.TEXT} are the most"
-    faults.add(path, what, "no text of a declaration is as long")
-    return INVALID
+    return faults.refuse(path, what, "no text of a declaration is as long")
 
 
-@dataclass(frozen=True, slots=True)
-class Text(Kind):
-    """Text that every reader of YAML takes as text."""
-
-    wanted: str
-    """In messages about what is no text: `a name`."""
-    right: Callable[[str], object] = lambda text: True
-    hint: str = ""
-    noun: str = ""
-    """In messages about text that is not right; empty: as `wanted`."""
-    numbers: bool = False
-    """A plain integer is text, too."""
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """The text."""
-        if self.numbers and type(value) is int:
-            value = str(value)
-        plain = type(value) is str and value.isascii() and len(value) <= limits.TEXT
-        text = value if plain else read_text(value, path, faults, self.wanted)
-        if text is INVALID or self.right(text):
-            return text
-        faults.add(path, f"{quoted(text)} is not {self.noun or self.wanted}", self.hint)
-        return INVALID
-
-
-def read_text(value: Any, path: Path, faults: Faults, wanted: str = "text") -> Any:
-    """A value that is text."""
-    if isinstance(value, dict | list) or value is UNREADABLE:
-        return faults.wrong_type(value, path, wanted)
-    if value is None:
-        faults.add(path, "has no value", f"write {wanted}, or remove the key")
-        return INVALID
-    text = _short_enough(text_of_scalar(value), path, faults)
+def read_text(value: Any, path: Path, faults: Faults, wanted: str = "text", *, numbers: bool = False) -> Any:
+    """Text that every reader of YAML takes as text; `numbers`: a plain integer is text, too."""
+    if numbers and type(value) is int:
+        value = str(value)
+    if type(value) is str and value.isascii() and len(value) <= limits.TEXT:
+        return value
+    text = scalar_text(value, path, faults, wanted)
     if text is INVALID:
         return INVALID
     if type(value) is not str:
         return faults.wrong_type(value, path, wanted, f"if text is meant, put it in quotes: {quoted(text)}")
     if not is_encodable(text):
-        faults.add(path, f"{quoted(text)} is no text", "it holds half of a surrogate pair")
-        return INVALID
+        return faults.refuse(path, f"{quoted(text)} is no text", "it holds half of a surrogate pair")
     return text
+
+
+def any_text(words: str, schema: Schema, wanted: str) -> Kind:
+    """Any text. `wanted`: what a message calls it, such as `a name`."""
+    return Kind(words, schema, partial(read_text, wanted=wanted))
+
+
+def text_like(
+    words: str, pattern: str, hint: str, *, wanted: str = "", noun: str = "", schema_hint: str = ""
+) -> Kind:
+    """Text that a whole pattern matches; `hint` says which, as `schema_hint` or else it does in editors.
+    `wanted`: what is asked for in place of no text, if not the words; `noun`: what a text is not, if not
+    that."""
+    right, wanted = re.compile(pattern).fullmatch, wanted or words
+
+    def read(value: Any, path: Path, faults: Faults) -> Any:
+        text = read_text(value, path, faults, wanted)
+        if text is INVALID or right(text):
+            return text
+        return faults.refuse(path, f"{quoted(text)} is not {noun or wanted}", hint)
+
+    return Kind(words, matching(pattern, schema_hint or hint), read)
 
 
 def matching(pattern: str, wanted: str, type_: str | list[str] = "string") -> Schema:
@@ -311,47 +298,33 @@ def matching(pattern: str, wanted: str, type_: str | list[str] = "string") -> Sc
     return {"type": type_, "pattern": f"^(?:{pattern})$", "patternErrorMessage": f"must be {wanted}"}
 
 
-def text_like(words: str, pattern: re.Pattern[str], wanted: str, hint: str) -> Text:
-    """Text that a whole pattern matches; `hint` says which."""
-    return Text(words, matching(pattern.pattern, hint), wanted, pattern.fullmatch, hint)
+def reader_of_short_form(
+    parse: Callable[[str], Any],
+    wanted: str,
+    low: float = float("-inf"),
+    high: float = float("inf"),
+    range_words: str = "",
+) -> Read:
+    """Reads text or a number by a function that raises InvalidTextError. `range_words`: from where to where,
+    for a hint."""
 
-
-@dataclass(frozen=True, slots=True)
-class Short(Kind):
-    """A short form: text or a number that a function reads, which raises InvalidTextError."""
-
-    parse: Callable[[str], Any]
-    wanted: str
-    low: float = float("-inf")
-    high: float = float("inf")
-    range_words: str = ""
-    """From where to where, for a hint."""
-    text_of: Callable[[Any], object] = lambda value: value
-    """The short form of a value."""
-
-    def written(self, value: Any) -> object:
-        """The short form."""
-        return self.text_of(value)
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """What the function makes of it."""
+    def read(value: Any, path: Path, faults: Faults) -> Any:
         text = value
         if type(value) is not str or len(value) > limits.TEXT:
-            text = scalar_text(value, path, faults, self.wanted)
+            text = scalar_text(value, path, faults, wanted)
         if text is INVALID:
             return INVALID
         try:
-            parsed = self.parse(text)
+            parsed = parse(text)
         except InvalidTextError as error:
-            meaning = meaning_of(value)
-            if meaning and meaning != "an integer":
-                return faults.wrong_type(value, path, self.wanted, error.hint)
-            faults.add(path, error.what, error.hint)
-            return INVALID
-        if self.range_words and not self.low <= parsed <= self.high:
-            faults.add(path, f"{quoted(text)} is out of range", self.range_words)
-            return INVALID
+            if meaning_of(value) not in ("", "an integer"):
+                return faults.wrong_type(value, path, wanted, error.hint)
+            return faults.refuse(path, error.what, error.hint)
+        if range_words and not low <= parsed <= high:
+            return faults.refuse(path, f"{quoted(text)} is out of range", range_words)
         return parsed
+
+    return read
 
 
 def items_of(value: Any, path: Path) -> Iterable[Located[Any]]:
@@ -366,42 +339,45 @@ def one_or_list(values: Sequence[object]) -> object:
     return values[0] if len(values) == 1 else list(values)
 
 
-@dataclass(frozen=True, slots=True)
-class Items(Kind):
-    """One value or a list of them; the result is a list of `Located`."""
+def reader_of_items(item: Read, *empty: str) -> Read:
+    """Reads one value or a list of them as a list of `Located`; `empty`: the fault of an empty list."""
 
-    item: Kind
-    empty: tuple[str, str] | None = None
-    """The fault of an empty list; None: it may be empty."""
-
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """Those that are right, with their paths."""
-        if type(value) is list and not value and self.empty:
-            faults.add(path, *self.empty)
-        read, right = self.item.read, []
-        for item, at in items_of(value, path):
-            result = read(item, at, faults)
+    def read(value: Any, path: Path, faults: Faults) -> Any:
+        if type(value) is list and not value and empty:
+            faults.add(path, *empty)
+        right = []
+        for each, at in items_of(value, path):
+            result = item(each, at, faults)
             if result is not INVALID:
                 right.append(Located(result, at))
         return right
 
+    return read
 
-def one_or_more(
-    words: str, item: Kind, empty: tuple[str, str] | None = None, *, least: int = 1, **keywords: Any
-) -> Items:
-    """An item or a list; with `least` 0 also null. `keywords`: of the list's schema."""
-    array = {"items": item.schema, "minItems": least, **keywords}
+
+def one_or_more(words: str, item: Kind, *empty: str, **keywords: Any) -> Kind:
+    """An item or a list. `empty`: the fault of an empty list; `keywords`: of the list's schema."""
+    schema = list_or(item.schema, minItems=1, **keywords)
+    written = item.written
+    return Kind(
+        words, schema, reader_of_items(item.read, *empty), lambda values: one_or_list([*map(written, values)])
+    )
+
+
+def list_or(
+    single: Schema, items: Schema | list[Schema] | None = None, *, null: bool = False, **keywords: Any
+) -> Schema:
+    """The schema of a single value or a list, whose items are as it if nothing else is said. `keywords`:
+    of the list, for which null may stand, too."""
+    then = {"items": single if items is None else items, **keywords}
     # Says of a bad value what an item must be; `anyOf` would say only that no alternative fits.
-    schema = {"if": {"type": ["array"] if least else ["array", "null"]}, "then": array, "else": item.schema}
-    return Items(words, schema, item, empty)
+    return {"if": {"type": ["array", "null"] if null else "array"}, "then": then, "else": single}
 
 
 class Key(NamedTuple):
-    """One key of a mapping: its values, its default (empty: it is required, or its absence has no
-    consequence) and its meaning, for docs."""
+    """One key of a mapping: its values and its meaning, for docs, which ends in its default."""
 
     kind: Kind
-    default: str
     meaning: str
     field: str = ""
     """The field of the model that is its value; empty: it takes more than one, or a part of one."""
@@ -419,31 +395,29 @@ class Table(Kind):
     title: str = ""
     keys: Mapping[str, Key] = field(default_factory=dict)
     short: Schema = field(default_factory=dict)
-    hint: str = ""
-    """For what is no mapping."""
-    readers: dict[str, Callable[[Any, Path, Faults], Any]] = field(default_factory=dict, init=False)
-    """How the value of each key is read."""
 
-    def __post_init__(self) -> None:
-        """Look each reader up once."""
-        self.readers.update((name, key.kind.read) for name, key in self.keys.items())
 
-    def read(self, value: Any, path: Path, faults: Faults) -> Any:
-        """The right values of known keys, in written order; INVALID for what is no mapping."""
+def table(
+    words: str, schema: Schema, title: str, keys: Mapping[str, Key], short: Schema | None = None
+) -> Table:
+    """A mapping with these keys. The right values of known ones are read, in written order."""
+    readers = {name: key.kind.read for name, key in keys.items()}
+
+    def read(value: Any, path: Path, faults: Faults) -> Any:
         if type(value) is not dict:
-            return faults.wrong_type(
-                value, path, f"a mapping with the keys {', '.join(self.keys)}", self.hint
-            )
-        readers, right = self.readers, dict[str, Any]()
+            return faults.wrong_type(value, path, f"a mapping with the keys {', '.join(keys)}")
+        right: dict[str, Any] = {}
         for name, item in value.items():
-            read = readers.get(name)
-            if read is None:
-                unknown_key(name, path, faults, self.keys)
+            reader = readers.get(name)
+            if reader is None:
+                unknown_key(name, path, faults, keys)
                 continue
-            result = read(item, (*path, name), faults)
+            result = reader(item, (*path, name), faults)
             if result is not INVALID:
                 right[name] = result
         return right
+
+    return Table(words, schema, read, title=title, keys=keys, short=short or {})
 
 
 def unknown_key(name: str, path: Path, faults: Faults, known: Collection[str]) -> None:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from functools import partial
 
-from vipd.declaration.service import API_VERSION, CHECK_TYPES, PROBE_FIELDS, SERVICE, TIMING
-from vipd.declaration.syntax import period_text
+from vipd.declaration.service import API_VERSION, BACKEND, CHECK, SERVICE
 from vipd.declaration.values import one_or_list
 from vipd.declaration.yaml_text import plain_value
-from vipd.model.check import UNCHECKED, Check, HttpProbe, Timing
+from vipd.model.check import UNCHECKED
 from vipd.model.service import (
     Backend,
-    ExternalAddress,
     NamedBackend,
     RejectAction,
     Service,
@@ -72,22 +71,10 @@ def _traffic_policy(service: Service) -> object:
     return {key: p.value for key, p in policies.items() if p is not TrafficPolicy.CLUSTER} or None
 
 
-def _external(service: Service, load_balancer: bool) -> object:
-    chosen = [e for e in service.external_addresses if e.load_balancer is load_balancer]
-    return one_or_list([_external_address_spec(each) for each in chosen]) if chosen else None
-
-
-def _check(service: Service) -> object:
-    return check_to_spec(service.check) if service.check != UNCHECKED else None
-
-
-def _external_address_spec(external: ExternalAddress) -> object:
-    if external.allow_from is None:
-        return external.address
-    return {
-        "address": external.address,
-        "allow_from": one_or_list(external.allow_from) if external.allow_from else "any",
-    }
+def _external(service: Service, key: str) -> object:
+    balanced = key == "load_balancer_addresses"
+    chosen = [e for e in service.external_addresses if e.load_balancer is balanced]
+    return SERVICE.keys[key].kind.written(chosen) if chosen else None
 
 
 def _port_spec(port: ServicePort) -> object:
@@ -114,18 +101,11 @@ def _named_spec(named: NamedBackend) -> object:
 def _backend_keys(backend: Backend) -> dict[str, object]:
     """What a backend declares besides its address or name."""
     spec: dict[str, object] = {}
-    for name in ("port", "ports", "weight", "backup", "check", "max_connections", "state", "node", "zones"):
-        value = getattr(backend, name)
-        if value != _BACKEND_DEFAULTS[name]:
-            spec[name] = value
-    if "ports" in spec:
-        spec["ports"] = dict(backend.ports)
-    if backend.check is not None:
-        spec["check"] = check_to_spec(backend.check)
-    if "state" in spec:
-        spec["state"] = backend.state.value
-    if "zones" in spec:
-        spec["zone"] = one_or_list(spec.pop("zones"))  # type: ignore[arg-type]
+    for name in ("port", "ports", "weight", "backup", "check", "max_connections", "state", "node", "zone"):
+        key = BACKEND.keys[name]
+        value = getattr(backend, key.field or name)
+        if value != _BACKEND_DEFAULTS[key.field or name]:
+            spec[name] = key.kind.written(value)
     return spec
 
 
@@ -156,13 +136,12 @@ def _announce(service: Service) -> object:
 _OWN: Mapping[str, Callable[[Service], object]] = {
     "name": _name,
     "address": lambda service: one_or_list(service.addresses) if service.addresses else None,
-    "external_addresses": lambda service: _external(service, False),
-    "load_balancer_addresses": lambda service: _external(service, True),
+    **{key: partial(_external, key=key) for key in ("external_addresses", "load_balancer_addresses")},
     "ports": lambda service: [_port_spec(port) for port in service.ports],
     "backends": _backends,
     "fallback": _fallback_spec,
     "traffic_policy": _traffic_policy,
-    "check": _check,
+    "check": lambda service: CHECK.written(service.check) if service.check != UNCHECKED else None,
     "announce": _announce,
 }
 """What of a service is the value of a key, for those that are not a field's; None: the key is left out."""
@@ -199,60 +178,3 @@ def _inline(value: object) -> str:
     # Within brackets most signs have a meaning in YAML, and some plain words are no text.
     plain = _PLAIN.fullmatch(text) and type(plain_value(text)) is str
     return text if plain else yaml_quoted(text)
-
-
-def check_to_spec(check: Check) -> object:
-    """A check, defaults left out: `tcp`, or `{type: http, path: /healthz}`. `none` without a probe."""
-    if check.probe is None:
-        return "none"
-    kind = check_type(check)
-    spec: dict[str, object] = {"type": kind}
-    plain, keys, required = CHECK_TYPES[kind]
-    for key in keys:
-        name = PROBE_FIELDS.get(key, key)
-        value = getattr(check.probe, name)
-        if value != getattr(plain, name) or key in required:
-            spec[key] = _probe_value(key, value)
-    for key in TIMING:
-        value = getattr(check.timing, key)
-        if value != _default_timing(key, check.timing):
-            spec[key] = _timing_value(key, value)
-    return kind if len(spec) == 1 else spec
-
-
-def check_type(check: Check) -> str:
-    """The word for the kind of check: `tcp`, `http`, `https`, `udp`, `dns`, `exec` or `none`."""
-    if isinstance(check.probe, HttpProbe):
-        return "https" if check.probe.tls else "http"
-    return next(kind for kind in CHECK_TYPES if type(CHECK_TYPES[kind].probe) is type(check.probe))
-
-
-def _default_timing(name: str, timing: Timing) -> object:
-    """The default of a declaration without a value; its timeout is never longer than its interval."""
-    if name == "timeout":
-        return min(Timing().timeout, timing.interval)
-    return next(field.default for field in fields(Timing) if field.name == name)
-
-
-def _probe_value(key: str, value: object) -> object:
-    if isinstance(value, bytes):
-        return _payload_text(value)
-    if key == "status" and isinstance(value, tuple):
-        ranges = [low if low == high else f"{low}-{high}" for low, high in value]
-        return ranges[0] if len(ranges) == 1 else ranges
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _timing_value(key: str, value: object) -> object:
-    if isinstance(value, float):
-        return f"{round(value * 100)}%" if key == "jitter" else period_text(value)
-    return value
-
-
-def _payload_text(payload: bytes) -> str:
-    """The text that the payload is, or `hex:` and digits where text would not be read back the same."""
-    try:
-        text = payload.decode()
-    except UnicodeDecodeError:
-        return f"hex:{payload.hex()}"
-    return text if text.isprintable() and not text.startswith("hex:") else f"hex:{payload.hex()}"

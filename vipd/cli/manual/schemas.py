@@ -103,8 +103,7 @@ def _object(keys: Mapping[str, Key]) -> dict[str, Any]:
 
 
 def _described(key: Key) -> Schema:
-    default = f" Default: {key.default}." if key.default else ""
-    return {"description": key.meaning + default, **key.kind.schema}
+    return {"description": key.meaning, **key.kind.schema}
 
 
 def _keys_of_check(kind: str) -> Schema:

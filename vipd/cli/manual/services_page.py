@@ -176,8 +176,7 @@ def _keys() -> Iterator[Block]:
 
 
 def _key_text(key: Key) -> str:
-    # A key without default is required, or needs no explanation.
-    return f"{key.meaning} Default: {key.default}." if key.default not in ("", "none") else key.meaning
+    return key.meaning.removesuffix(" Default: none.")
 
 
 def _other_words() -> str:
