@@ -25,9 +25,8 @@ from vipd.host.settings.etcd import EtcdSettings
 from vipd.host.supervisor import Backoff, Loop, LoopState, Work, until_first_ends
 from vipd.model import limits
 from vipd.model.service import RegisteredBackend
-from vipd.sources.etcd.client import EtcdClient, Event, Header, KeyValue, Page, Watch
-from vipd.sources.etcd.connection import in_thread_if_large
-from vipd.sources.etcd.errors import CompactedError, EndpointError, EtcdError, MalformedAnswerError
+from vipd.sources.etcd.client import EtcdClient, Event, Header, KeyValue, Page, Watch, in_thread_if_large
+from vipd.sources.etcd.errors import CompactedError, EndpointError, EtcdError
 from vipd.sources.etcd.keys import EtcdKeys, StoreChange
 from vipd.sources.etcd.snapshot_file import SnapshotFile, StoredKey
 from vipd.sources.etcd.values import REFUSED, FolderBudget, Layout, ParsedValue, read_value, short_key
@@ -94,11 +93,11 @@ class Follower:
                 work = [asyncio.create_task(self._probe_periodically([*watches.values()]))]
                 work += [asyncio.create_task(self._read(*item)) for item in watches.items()]
                 await until_first_ends(work)
-        except (CompactedError, RelistError, MalformedAnswerError) as error:
-            if isinstance(error, MalformedAnswerError):
-                # Another member may work; a list skips what this one cannot report.
-                self._client.connection.mark_failed(self.endpoint)
+        except (CompactedError, RelistError):
             self._positions.clear()
+            raise
+        except EndpointError:
+            self._client.mark_failed(self.endpoint)
             raise
         finally:
             self.endpoint = ""
@@ -130,7 +129,7 @@ class Follower:
         await asyncio.sleep(GRACE_SECONDS)
         still = await self._lagging(watches)
         if behind.items() & still.items():
-            self._client.connection.mark_failed(self.endpoint)
+            self._client.mark_failed(self.endpoint)
             raise RelistError(f"a watch at {self.endpoint} does not tell what is written")
 
     async def _lagging(self, watches: Sequence[Watch]) -> dict[str, int]:
@@ -144,7 +143,7 @@ class Follower:
         if header.revision < newest:
             raise RelistError(f"the store went back from revision {newest} to {header.revision}")
         for watch in watches:
-            if watch.endpoint != self._client.connection.endpoint:
+            if watch.endpoint != self._client.endpoint:
                 raise EndpointError(f"{watch.endpoint} does not answer")
         behind = {}
         async with self._lock:
