@@ -166,34 +166,37 @@ class EtcdClient:
         """As `list_keys`, for one prefix, each answer by itself: all may be larger than the memory."""
         start, limit, more = prefix, PAGE, True
         while more:
-            options = {"limit": str(limit), "revision": str(revision), "keys_only": keys_only}
-            body = {**_range(start, after(prefix)), **options}
-            try:
-                page = await self._range(body, f"{prefix}*")
-            except TooLargeError:
-                if limit == 1:
-                    raise
-                limit = max(1, limit // 8)
-                continue
+            body = {**_range(start, after(prefix)), "revision": str(revision), "keys_only": keys_only}
+            page = await self._some(body, f"{prefix}*", limit)
             revision, more = revision or page.header.revision, page.more
-            start = page.kvs[-1].key + "\0" if page.kvs else start
+            start, limit = (page.kvs[-1].key + "\0", len(page.kvs)) if more else ("", 0)
             yield page
+
+    async def newest(self, prefix: str, limit: int, *, keys_only: bool = False) -> list[KeyValue]:
+        """The keys with a prefix that were written last, the newest first, at most so many; fewer if they are
+        too large for one answer."""
+        newest = {"sort_order": "DESCEND", "sort_target": "MOD", "keys_only": keys_only}
+        body = {**_range(prefix, after(prefix)), **newest}
+        return (await self._some(body, f"{prefix}*", limit)).kvs
 
     async def get(self, key: str, revision: int = 0) -> KeyValue | None:
         """One key at a revision (0: the newest); None if it does not exist."""
         page = await self._range({**_range(key), "revision": str(revision)}, key)
         return page.kvs[0] if page.kvs else None
 
-    async def changed_since(self, prefixes: Sequence[str], revision: int) -> list[Page]:
+    async def changed_since(self, prefixes: Sequence[str], revision: int, key: str) -> list[Page]:
         """For each prefix its count of keys, and the key written last, without its value, if that was after a
-        revision: all at one. Of the keys only one is read: their names may be as long as values."""
+        revision; and then a key of one's own: all at one revision. Of the keys only one is read: their names
+        may be as long as values."""
         newer = {"keys_only": True, "min_mod_revision": str(revision + 1), "limit": "1"}
         newest = {**newer, "sort_order": "DESCEND", "sort_target": "MOD"}
         asked = [{"request_range": {**_range(prefix, after(prefix)), **newest}} for prefix in prefixes]
+        asked.append({"request_range": {**_range(key or prefixes[0]), "keys_only": True}})
 
         def read(answer: Json) -> list[Page]:
             header = _header(answer)
-            return [_page(response["response_range"], header) for response in answer["responses"]]
+            responses = zip(asked, answer["responses"], strict=True)
+            return [_page(response["response_range"], header) for _, response in responses]
 
         what = f"read of {', '.join(f'{prefix}*' for prefix in prefixes)}"
         return await self._call("/v3/kv/txn", {"success": asked}, what, read)
@@ -287,6 +290,16 @@ class EtcdClient:
 
     async def _range(self, body: Json, keys: str) -> Page:
         return await self._call("/v3/kv/range", body, f"read of {keys}", lambda a: _page(a, _header(a)))
+
+    async def _some(self, body: Json, keys: str, limit: int) -> Page:
+        """At most so many keys of a range, fewer if they are too large for one answer."""
+        while True:
+            try:
+                return await self._range({**body, "limit": str(limit)}, keys)
+            except TooLargeError:
+                if limit == 1:
+                    raise
+                limit = max(1, limit // 8)
 
     async def _call(
         self, path: str, body: Json, what: str, read: Callable[[Json], T], repeatable: bool = True

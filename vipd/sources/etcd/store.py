@@ -3,9 +3,9 @@
 Every write is a transaction that fails if another client has changed one of its keys since this host last
 received it.
 
-The note is at one key, written in the transaction that writes the services. etcd keeps every version of that
-key, and of the services, until it is compacted: the notes are read one after the other, each at the revision
-before the next one. What others write to etcd, as with etcdctl, has no note.
+Each note is a key of its own, written in the transaction that writes the services, so that its revision is
+that of the change. What the services were is in etcd's own earlier revisions, until these are compacted. What
+others write to etcd, as with etcdctl, has no note.
 """
 
 from __future__ import annotations
@@ -114,10 +114,14 @@ class EtcdStore:
         deletes = [self._key(name) for name, action in results.items() if action == "removed"]
         changing = bool(puts or deletes)
         if changing:
-            puts[self._layout.history] = (note_value(self._clock(), note, self._host, outcome), 0)
+            now = self._clock()
+            key = f"{self._layout.history}{now.isoformat()} {self._host}"
+            puts[key] = (note_value(now, note, self._host, outcome), 0)
         # If nothing changes, unchanged services count too: this host may not know the latest change yet.
         names = [name for name, action in results.items() if action != "unchanged"] or list(results)
         revision = await self._write([self._key(name) for name in names], puts, deletes)
+        if changing:
+            await self._drop_old_notes()
         present = {self._key(name): results[name] != "removed" for name in names}
         return WriteResult(revision if changing else 0, present)
 
@@ -178,22 +182,15 @@ class EtcdStore:
 
     async def history(self) -> tuple[Entry, ...]:
         """The newest changes, at most `MAX_ENTRIES`, the oldest first."""
-        entries, revision = list[Entry](), 0
-        for _ in range(MAX_ENTRIES):
-            note = await _asked(self._note_at(revision))
-            if note is None:
-                break
-            entries += read_note(note)
-            revision = note.mod_revision - 1
-            if revision < 1:
-                break
-        return tuple(reversed(entries))
+        notes = await _asked(self._client.newest(self._layout.history, MAX_ENTRIES))
+        return tuple(entry for note in reversed(notes) for entry in read_note(note))
 
-    async def _note_at(self, revision: int) -> KeyValue | None:
-        """The last note up to a revision (0: the newest), unless it has been compacted. Raises EtcdError."""
-        with contextlib.suppress(CompactedError):
-            return await self._client.get(self._layout.history, revision)
-        return None
+    async def _drop_old_notes(self) -> None:
+        """Delete the older ones of twice as many as are shown. If that fails, the next change tries again."""
+        with contextlib.suppress(EtcdError):
+            notes = await self._client.newest(self._layout.history, 3 * MAX_ENTRIES, keys_only=True)
+            if len(notes) >= 2 * MAX_ENTRIES:
+                await self._client.txn({}, deletes=[note.key for note in notes[-MAX_DELETES_PER_TXN:]])
 
     async def changes_in(self, entry: Entry) -> list[tuple[str, Service | None, Service | None]]:
         """The services that an entry names, each before and after it."""
