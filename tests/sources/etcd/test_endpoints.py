@@ -10,10 +10,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import cast
 
 import yaml
 
 from tests.lab.held_ports import held_ports
+from tests.lab.waiting import wait_until
 from tests.sources.etcd.following import Follower, follow, key, value
 from tests.sources.etcd.gateway import gateway
 from tests.sources.etcd.members import Cluster, cluster
@@ -171,6 +173,22 @@ def test_what_goes_wrong_with_an_answer_is_over_with_the_next_good_one(etcd: Clu
             process.until_said(there.url)
             there.says.clear()
             process.until_said(": registered")
+
+
+def test_a_registration_that_is_refused_keeps_no_lease(etcd: Cluster, tmp_path: Path) -> None:
+    def leases() -> set[str]:
+        return {
+            str(lease) for lease in cast("list[object]", etcd.post("/v3/lease/leases", {}).get("leases", []))
+        }
+
+    (tmp_path / "log").mkdir()
+    before = leases()
+    with gateway(etcd.urls[0]) as there:
+        there.says["/v3/kv/put"] = b'{"error": "etcdserver: permission denied", "code": 7}'
+        there.status["/v3/kv/put"] = 403
+        with registering(tmp_path / "log", "--endpoint", there.url) as process:
+            process.until_said("etcd denies write")
+            wait_until(lambda: leases() <= before, "a lease is left")
 
 
 def test_a_host_follows_on_when_answers_are_good_again(etcd: Cluster) -> None:

@@ -158,8 +158,8 @@ class EtcdClient:
                 size += sum(kv.size for kv in kept)
                 if len(kvs) > limits.ETCD_KEYS or size > limits.ETCD_BYTES:
                     most = f"{limits.ETCD_KEYS} keys and {limits.ETCD_BYTES >> 20} MiB"
-                    what = f"{self.endpoint} lists more than {most}, which are the most"
-                    raise TooLargeError(f"{what}; hint: remove keys below the prefix that are not needed")
+                    request = f"{self.endpoint} lists more than {most}, which are the most"
+                    raise TooLargeError(f"{request}; hint: remove keys below the prefix that are not needed")
         return Page(header, kvs, count=len(kvs))
 
     async def pages(self, prefix: str, *, revision: int = 0, keys_only: bool = False) -> AsyncIterator[Page]:
@@ -198,8 +198,8 @@ class EtcdClient:
             responses = zip(asked, answer["responses"], strict=True)
             return [_page(response["response_range"], header) for _, response in responses]
 
-        what = f"read of {', '.join(f'{prefix}*' for prefix in prefixes)}"
-        return await self._call("/v3/kv/txn", {"success": asked}, what, read)
+        request = f"read of {', '.join(f'{prefix}*' for prefix in prefixes)}"
+        return await self._call("/v3/kv/txn", {"success": asked}, request, read)
 
     async def put(self, key: str, value: str, lease: int = 0) -> None:
         """Write a key."""
@@ -227,8 +227,8 @@ class EtcdClient:
         def read(answer: Json) -> int:
             return _header(answer).revision if answer.get("succeeded") else 0
 
-        body, what = {"compare": compare, "success": then}, f"write of {', '.join((*puts, *deletes))}"
-        return await self._call("/v3/kv/txn", body, what, read, repeatable=False)
+        body, request = {"compare": compare, "success": then}, f"write of {', '.join((*puts, *deletes))}"
+        return await self._call("/v3/kv/txn", body, request, read, repeatable=False)
 
     async def grant_lease(self, seconds: int) -> int:
         """A new lease; its id."""
@@ -266,16 +266,16 @@ class EtcdClient:
         """
         options = {"start_revision": str(revision), "progress_notify": True, "fragment": True}
         body = {"create_request": {**_range(prefix, after(prefix)), **options}}
-        what = f"watch of {printable(prefix)}*"
+        request = f"watch of {printable(prefix)}*"
         async with contextlib.AsyncExitStack() as opened:
 
             async def begin(endpoint: str, token: str | None) -> Watch:
                 async with contextlib.AsyncExitStack() as opening, timeout(self._settings.timeout):
                     response = await opening.enter_async_context(
-                        self._open(endpoint, token, "/v3/watch", body, what)
+                        self._open(endpoint, token, "/v3/watch", body, request)
                     )
                     _end_when_half_open(response)
-                    watch = Watch(endpoint, response.content, what)
+                    watch = Watch(endpoint, response.content, request)
                     await watch.begin()
                     opened.push_async_exit(opening.pop_all())
                 return watch
@@ -302,16 +302,16 @@ class EtcdClient:
                 limit = max(1, limit // 8)
 
     async def _call(
-        self, path: str, body: Json, what: str, read: Callable[[Json], T], repeatable: bool = True
+        self, path: str, body: Json, request: str, read: Callable[[Json], T], repeatable: bool = True
     ) -> T:
-        """POST a request; what `read` makes of the answer. `what` names it in errors: `read of KEYS`.
+        """POST a request; what `read` makes of the answer. `request` names it in errors: `read of KEYS`.
 
         A request that is not `repeatable` is sent to another endpoint only if the first one cannot have
         received it.
         """
-        what = printable(what)
+        request = printable(request)
         return await self._try_endpoints(
-            lambda endpoint, token: self._ask(endpoint, token, path, body, what, read), repeatable
+            lambda endpoint, token: self._ask(endpoint, token, path, body, request, read), repeatable
         )
 
     async def _try_endpoints(self, attempt: Attempt[T], repeatable: bool = True) -> T:
@@ -372,7 +372,7 @@ class EtcdClient:
             return self._token
 
     async def _log_in(self, endpoint: str) -> str:
-        path, what = self._settings.password_file, "log-in"
+        path, request = self._settings.password_file, "log-in"
         try:
             secret = await file_calls.run((self, "password"), lambda: password(path))
         except TimeoutError as error:
@@ -380,7 +380,7 @@ class EtcdClient:
         body = {"name": self._settings.user, "password": secret}
         try:
             return await self._ask(
-                endpoint, None, "/v3/auth/authenticate", body, what, lambda a: str(a["token"])
+                endpoint, None, "/v3/auth/authenticate", body, request, lambda a: str(a["token"])
             )
         except RejectedError as error:
             if error.code == FAILED_PRECONDITION:
@@ -388,15 +388,18 @@ class EtcdClient:
             raise
 
     async def _ask(
-        self, endpoint: str, token: str | None, path: str, body: Json, what: str, read: Callable[[Json], T]
+        self, endpoint: str, token: str | None, path: str, body: Json, request: str, read: Callable[[Json], T]
     ) -> T:
-        async with timeout(self._settings.timeout), self._open(endpoint, token, path, body, what) as response:
-            data = await _read_body(response, what)
-        return await in_thread_if_large(len(data), lambda: _parsed(data, what, read))
+        async with (
+            timeout(self._settings.timeout),
+            self._open(endpoint, token, path, body, request) as response,
+        ):
+            data = await _read_body(response, request)
+        return await in_thread_if_large(len(data), lambda: _parsed(data, request, read))
 
     @contextlib.asynccontextmanager
     async def _open(
-        self, endpoint: str, token: str | None, path: str, body: Json, what: str
+        self, endpoint: str, token: str | None, path: str, body: Json, request: str
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """The answer of an endpoint that succeeds, still to be read. Raises EtcdError and NETWORK_ERRORS."""
         session = await self._open_session()
@@ -407,8 +410,8 @@ class EtcdClient:
             endpoint + path, data=data, headers=headers, allow_redirects=False
         ) as response:
             if response.status != 200:
-                text = (await _read_body(response, what)).decode(errors="replace")
-                raise error_of_answer(response.status, text, what)
+                text = (await _read_body(response, request)).decode(errors="replace")
+                raise error_of_answer(response.status, text, request)
             self._answered.add(endpoint)
             yield response
 
@@ -450,11 +453,11 @@ class EtcdClient:
 class Watch:
     """A watch of one prefix. Iterate; it ends by raising an EtcdError, never by itself."""
 
-    def __init__(self, endpoint: str, body: aiohttp.StreamReader, what: str) -> None:
+    def __init__(self, endpoint: str, body: aiohttp.StreamReader, request: str) -> None:
         self.endpoint = endpoint
         self.revision = 0
         """The store's newest, as far as it has told."""
-        self._body, self._what = body, what
+        self._body, self._request = body, request
         self._received = bytearray()
         self._events: list[Event] = []
         self._created = self._whole = False
@@ -483,7 +486,7 @@ class Watch:
         lines = await self._lines()
 
         def results() -> list[Json]:
-            return [_parsed(line, self._what, self._result) for line in lines.split(b"\n") if line.strip()]
+            return [_parsed(line, self._request, self._result) for line in lines.split(b"\n") if line.strip()]
 
         for result in await in_thread_if_large(len(lines), results):
             self._created |= bool(result.get("created"))
@@ -494,7 +497,7 @@ class Watch:
     def _result(self, answer: Json) -> Json:
         result = answer["result"]
         if result.get("canceled"):
-            raise error_of_cancellation(result, self._what)
+            raise error_of_cancellation(result, self._request)
         events = [Event(e.get("type") == "DELETE", _kv(e["kv"])) for e in result.get("events", ())]
         # A proxy of etcd leaves the header of some messages empty.
         revision = int((result.get("header") or {}).get("revision") or 0)
@@ -510,7 +513,7 @@ class Watch:
                 lines = bytes(self._received[:end])
                 del self._received[:end]
                 return lines
-        raise _too_large(f"{self._what} at {self.endpoint}")
+        raise _too_large(f"{self._request} at {self.endpoint}")
 
 
 def after(prefix: str) -> str:
@@ -558,30 +561,30 @@ def _signature(path: Path) -> tuple[int, ...]:
     return (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
-async def _read_body(response: aiohttp.ClientResponse, what: str) -> bytes:
+async def _read_body(response: aiohttp.ClientResponse, request: str) -> bytes:
     """A whole body. Raises TooLargeError, and NETWORK_ERRORS."""
     data = bytearray()
     while piece := await response.content.readany():
         data += piece
         if len(data) > MAX_BYTES:
-            raise _too_large(what)
+            raise _too_large(request)
     return bytes(data)
 
 
-def _too_large(what: str) -> TooLargeError:
-    return TooLargeError(f"malformed answer ({what}): it is larger than {MAX_BYTES >> 20} MiB")
+def _too_large(request: str) -> TooLargeError:
+    return TooLargeError(f"malformed answer ({request}): it is larger than {MAX_BYTES >> 20} MiB")
 
 
-def _parsed(data: bytes, what: str, read: Callable[[Json], T]) -> T:
+def _parsed(data: bytes, request: str, read: Callable[[Json], T]) -> T:
     """What `read` makes of an answer of JSON. Raises EtcdError: of etcd's own words if it says an error."""
     try:
         answer = json.loads(data)
         if "error" not in answer:
             return read(answer)
-        error = error_of_json(answer, what)
+        error = error_of_json(answer, request)
     except GARBAGE as fault:
         why = f"{fault.args[0]} is missing" if isinstance(fault, KeyError) else str(fault)[:200]
-        raise EndpointError(f"malformed answer ({what}): {why}") from None
+        raise EndpointError(f"malformed answer ({request}): {why}") from None
     raise error
 
 

@@ -76,8 +76,8 @@ class TokenRejectedError(EtcdError):
     """The token is no longer valid, or one is required: log in and retry."""
 
 
-def error_of_message(message: str, code: int, what: str) -> EtcdError:
-    """The error for etcd's own words; `what` is the request: `read of KEYS`."""
+def error_of_message(message: str, code: int, request: str) -> EtcdError:
+    """The error for etcd's own words; `request` is the request: `read of KEYS`."""
     if any(words in message for words in _TOKEN_WORDS):
         return TokenRejectedError(message)
     if "authentication failed" in message:
@@ -85,7 +85,7 @@ def error_of_message(message: str, code: int, what: str) -> EtcdError:
         return EtcdError(f"etcd knows no such user, or another password; hint: {hint}")
     if code == _PERMISSION_DENIED or "permission denied" in message or "PermissionDenied" in message:
         hint = "grant the user's role this range: etcdctl role grant-permission"
-        return EtcdError(f"etcd denies {what}; hint: {hint}")
+        return EtcdError(f"etcd denies {request}; hint: {hint}")
     if "revision has been compacted" in message:
         return CompactedError()
     if code in _UNAVAILABLE or any(words in message for words in _ENDPOINT_WORDS):
@@ -93,28 +93,28 @@ def error_of_message(message: str, code: int, what: str) -> EtcdError:
     return RejectedError(f"etcd refuses the request: {message}", code)
 
 
-def error_of_json(answer: Json, what: str) -> EtcdError:
+def error_of_json(answer: Json, request: str) -> EtcdError:
     """The error in an answer. Raises `GARBAGE` if there is none."""
     fault = answer["error"] if isinstance(answer.get("error"), dict) else answer
     code = fault.get("grpc_code") or fault.get("code") or 0
-    return error_of_message(shortened(fault.get("message") or fault["error"]), int(code), what)
+    return error_of_message(shortened(fault.get("message") or fault["error"]), int(code), request)
 
 
-def error_of_cancellation(result: Json, what: str) -> EtcdError:
+def error_of_cancellation(result: Json, request: str) -> EtcdError:
     """Why etcd ended a watch."""
     if revision := int(result.get("compact_revision") or 0):
         return CompactedError(revision)
     reason = shortened(str(result.get("cancel_reason") or "no reason told"))
-    error = error_of_message(reason, 0, what)
+    error = error_of_message(reason, 0, request)
     return EndpointError(f"ended the watch: {reason}") if isinstance(error, RejectedError) else error
 
 
-def error_of_answer(status: int, text: str, what: str) -> EtcdError:
+def error_of_answer(status: int, text: str, request: str) -> EtcdError:
     """The error for an answer without success."""
     if text.startswith("CommonName of client"):
         return EndpointError(_COMMON_NAME, sent=False)
     try:
-        return error_of_json(json.loads(text), what)
+        return error_of_json(json.loads(text), request)
     except GARBAGE:
         answer = f"answers HTTP {status}: {shortened(text)}"
         if status >= 500:

@@ -23,19 +23,12 @@ from typing import TypeVar
 from vipd.declaration.bounded_json import read_json
 from vipd.declaration.operations import Outcome, RefusedError
 from vipd.declaration.problems import printable
-from vipd.model.override import Override, OverrideKey, OverrideTarget, merge_parts
+from vipd.model.override import Override, OverrideTarget
 from vipd.model.service import Service
 from vipd.model.text import one_line
 from vipd.sources.etcd.client import EtcdClient, KeyValue
 from vipd.sources.etcd.errors import CompactedError, EndpointError, EtcdError
-from vipd.sources.etcd.fleet import (
-    named_overrides,
-    names_of_targets,
-    override_names,
-    override_value,
-    read_override,
-    service_value,
-)
+from vipd.sources.etcd.fleet import names_of_targets, override_name, override_value, service_value
 from vipd.sources.etcd.follow import EtcdSource
 from vipd.sources.etcd.values import Layout, read_service_value, unit_name
 from vipd.sources.history import MAX_ENTRIES, MAX_TEXT, NAMES_KEPT, NO_NOTE, ChangeNote, Entry
@@ -126,22 +119,20 @@ class EtcdStore:
         return WriteResult(revision if changing else 0, present)
 
     async def put_override(self, override: Override) -> WriteResult:
-        """Write an override beside the other part of an earlier one; one that expires gets a lease that
-        expires with it."""
-        known, wanted = self._overrides_at_keys(override)
-        values = {key: override_value(o) for key, o in wanted.items() if known.get(key) != o}
-        gone = known.keys() - wanted.keys()
-        puts = dict[str, tuple[str, int]]()
+        """Write an override, each part at a key of its own, beside an earlier other part; one that expires
+        gets a lease that expires with it."""
+        start, parts = self._layout.overrides, override.parts()
+        values = {f"{start}{override_name(key)}": override_value(part) for key, part in parts.items()}
+        lease = await self._lease(override.until) if values else 0
+        puts = {key: (value, lease) for key, value in values.items()}
         try:
-            for key, value in values.items():
-                puts[key] = (value, await self._lease(wanted[key].until))
-            revision = await self._write([*gone, *puts], puts, gone) if gone or puts else 0
+            revision = await self._write([*puts], puts, ()) if puts else 0
         except RefusedError:
-            for lease in (lease for _, lease in puts.values() if lease):
+            if lease:
                 with contextlib.suppress(EtcdError):
                     await self._client.revoke_lease(lease)
             raise
-        return WriteResult(revision, dict.fromkeys(gone, False) | dict.fromkeys(puts, True))
+        return WriteResult(revision, dict.fromkeys(puts, True))
 
     async def clear_overrides(self, targets: Collection[OverrideTarget]) -> WriteResult:
         """Delete the overrides of these targets."""
@@ -221,30 +212,6 @@ class EtcdStore:
             return None
         kv = await _asked(self._client.get(self._key(name), revision), revision)
         return _service(name, kv) if kv else None
-
-    def _overrides_at_keys(
-        self, override: Override
-    ) -> tuple[dict[str, Override | None], dict[str, Override]]:
-        """The current values at the keys of an override's target (None: none that stays), and the new values
-        with this override."""
-        start, known, parts = (
-            self._layout.overrides,
-            dict[str, Override | None](),
-            dict[OverrideKey, Override](),
-        )
-        for name in override_names(override.target):
-            stored = read_override(self._known.overrides.get(name, ""))
-            # Values that cannot be read, or have another target, are not deleted.
-            if isinstance(stored, Override) and stored.target == override.target:
-                current = {
-                    key: part
-                    for key, part in stored.parts().items()
-                    if part.until is None or part.until > self._clock()
-                }
-                parts |= current
-                known[f"{start}{name}"] = merge_parts(current)[0] if current else None
-        wanted = named_overrides({**parts, **override.parts()})
-        return known, {f"{start}{name}": o for name, o in wanted.items()}
 
     async def _lease(self, until: datetime | None) -> int:
         if until is None:

@@ -7,6 +7,7 @@ service; a name in the value must be the same.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Collection
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from vipd.sources.etcd.snapshot_file import StoredKey
 
 SOURCE = "etcd"
+_NAME = re.compile("[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
 
 
 ParsedValue = Declaration | tuple[str, Backend] | None
@@ -176,13 +178,13 @@ def read_value(layout: Layout, key: str, value: str, *, accepted: bool = False) 
 
 def read_service_value(key: str, name: str, text: str, *, accepted: bool = False) -> Declaration:
     """Parses the value of a service's key: one service or problems, never both none. Never raises."""
-    place = unit_name(key)
-    if too_long := _too_long(place, text, limits.ETCD_SERVICE_BYTES):
+    file = unit_name(key)
+    if too_long := _too_long(file, text, limits.ETCD_SERVICE_BYTES):
         return Declaration(problems=(too_long,))
-    found = parse_value(text, place, SOURCE, accepted=accepted)
-    problems = [*found.problems, *_misplaced(place, name, found)]
-    services = tuple(_named(service, name, key) for service in found.services[:1])
-    return Declaration(services, tuple(dict.fromkeys(problems)), found.notes)
+    declared = parse_value(text, file, SOURCE, accepted=accepted)
+    problems = [*declared.problems, *_misplaced(file, name, declared)]
+    services = tuple(_named(service, name, key) for service in declared.services[:1])
+    return Declaration(services, tuple(dict.fromkeys(problems)), declared.notes)
 
 
 def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | Declaration:
@@ -191,8 +193,8 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
     `rest` is the key without its prefix: `SERVICE/ADDRESS:PORT`. The value is empty, or a mapping with a
     backend's keys besides address and port: `{weight: 2}`.
     """
-    place, faults = unit_name(key), Faults()
-    if too_long := _too_long(place, text, limits.ETCD_SMALL_VALUE_BYTES):
+    file, faults = unit_name(key), Faults()
+    if too_long := _too_long(file, text, limits.ETCD_SMALL_VALUE_BYTES):
         return Declaration(problems=(too_long,))
     service, _, where = rest.rpartition("/")
     yaml = read_values(text)
@@ -213,17 +215,17 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
         _refuse_checks(faults, backend)
     if backend and not faults.kept and not yaml.faults:
         return service, backend
-    return Declaration(problems=Places(place, yaml, [faults]).problems(faults, yaml).by_line())
+    return Declaration(problems=Places(file, yaml, [faults]).problems(faults, yaml).by_line())
 
 
-def _too_long(place: str, text: str, most: int) -> Problem | None:
+def _too_long(file: str, text: str, most: int) -> Problem | None:
     size = byte_size(text)
     if size <= most:
         return None
     hint = "give the service fewer backends, or declare it in a file"
     if most == limits.ETCD_SMALL_VALUE_BYTES:
         hint = "a backend needs some hundred bytes"
-    return Problem(place, 0, "", f"the value has {size} bytes, of which {most} are the most", hint)
+    return Problem(file, 0, "", f"the value has {size} bytes, of which {most} are the most", hint)
 
 
 def _refuse_checks(faults: Faults, backend: Backend | None) -> None:
@@ -250,26 +252,21 @@ def _refuse_checks(faults: Faults, backend: Backend | None) -> None:
         faults.add((0, "check", "send"), what, hint)
 
 
-def _misplaced(place: str, name: str, found: Declaration) -> list[Problem]:
+def _misplaced(file: str, name: str, declared: Declaration) -> list[Problem]:
     """The problems of a value that is valid by itself."""
-    if name.count("/") > 1 or not _is_name(name):
+    if name.count("/") > 1 or not _NAME.fullmatch(name):
         hint = "1 to 128 of A-Z a-z 0-9 . _ / -, at most one slash, a letter or digit at both ends"
-        return [Problem(place, 0, "", "the key names no service", hint)]
-    if not found.ok:
+        return [Problem(file, 0, "", "the key names no service", hint)]
+    if not declared.ok:
         return []
-    if len(found.services) != 1:
-        what = f"the value declares {len(found.services)} services, and not one"
-        return [Problem(place, 0, "", what, f"a service, or a document with apiVersion: {API_VERSION}")]
-    service = found.services[0]
+    if len(declared.services) != 1:
+        what = f"the value declares {len(declared.services)} services, and not one"
+        return [Problem(file, 0, "", what, f"a service, or a document with apiVersion: {API_VERSION}")]
+    service = declared.services[0]
     if _has_name(service) and service.name != name:
         what = f"the name {service.name} is not the key's, {name}"
-        return [Problem(place, service.origin.line, "name", what, "leave it out, or write another key")]
+        return [Problem(file, service.origin.line, "name", what, "leave it out, or write another key")]
     return []
-
-
-def _is_name(name: str) -> bool:
-    ends = name[:1].isalnum() and name[-1:].isalnum()
-    return len(name) <= 128 and name.isascii() and ends and all(c.isalnum() or c in "._/-" for c in name)
 
 
 def _has_name(service: Service) -> bool:
