@@ -184,22 +184,27 @@ class EtcdClient:
         page = await self._range({**_range(key), "revision": str(revision)}, key)
         return page.kvs[0] if page.kvs else None
 
+    async def get_all(self, keys: Sequence[str], revision: int) -> list[KeyValue]:
+        """Those of some keys that existed at a revision, in one request: at most 128 by etcd's default."""
+        asked = [{**_range(key), "revision": str(revision)} for key in keys]
+        try:
+            pages = await self._ranges(asked, f"read of {', '.join(keys)}") if asked else []
+        except TooLargeError:
+            if len(keys) == 1:
+                raise
+            half = len(keys) // 2
+            return await self.get_all(keys[:half], revision) + await self.get_all(keys[half:], revision)
+        return [kv for page in pages for kv in page.kvs]
+
     async def changed_since(self, prefixes: Sequence[str], revision: int, key: str) -> list[Page]:
         """For each prefix its count of keys, and the key written last, without its value, if that was after a
         revision; and then a key of one's own: all at one revision. Of the keys only one is read: their names
         may be as long as values."""
         newer = {"keys_only": True, "min_mod_revision": str(revision + 1), "limit": "1"}
         newest = {**newer, "sort_order": "DESCEND", "sort_target": "MOD"}
-        asked = [{"request_range": {**_range(prefix, after(prefix)), **newest}} for prefix in prefixes]
-        asked.append({"request_range": {**_range(key or prefixes[0]), "keys_only": True}})
-
-        def read(answer: Json) -> list[Page]:
-            header = _header(answer)
-            responses = zip(asked, answer["responses"], strict=True)
-            return [_page(response["response_range"], header) for _, response in responses]
-
-        request = f"read of {', '.join(f'{prefix}*' for prefix in prefixes)}"
-        return await self._call("/v3/kv/txn", {"success": asked}, request, read)
+        asked = [{**_range(prefix, after(prefix)), **newest} for prefix in prefixes]
+        asked.append({**_range(key or prefixes[0]), "keys_only": True})
+        return await self._ranges(asked, f"read of {', '.join(f'{prefix}*' for prefix in prefixes)}")
 
     async def put(self, key: str, value: str, lease: int = 0) -> None:
         """Write a key."""
@@ -290,6 +295,15 @@ class EtcdClient:
 
     async def _range(self, body: Json, keys: str) -> Page:
         return await self._call("/v3/kv/range", body, f"read of {keys}", lambda a: _page(a, _header(a)))
+
+    async def _ranges(self, asked: Sequence[Json], request: str) -> list[Page]:
+        def read(answer: Json) -> list[Page]:
+            header = _header(answer)
+            responses = zip(asked, answer["responses"], strict=True)
+            return [_page(response["response_range"], header) for _, response in responses]
+
+        body = {"success": [{"request_range": one} for one in asked]}
+        return await self._call("/v3/kv/txn", body, request, read)
 
     async def _some(self, body: Json, keys: str, limit: int) -> Page:
         """At most so many keys of a range, fewer if they are too large for one answer."""

@@ -15,7 +15,7 @@ import contextlib
 import json
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
@@ -185,33 +185,27 @@ class EtcdStore:
 
     async def changes_in(self, entry: Entry) -> list[tuple[str, Service | None, Service | None]]:
         """The services that an entry names, each before and after it."""
-        return [
-            (
-                name,
-                await self._service_at(name, entry.revision - 1),
-                await self._service_at(name, entry.revision),
-            )
-            for name, _ in entry.named
-        ]
+        names = [name for name, _ in entry.named]
+        before = await self._services_at(names, entry.revision - 1)
+        after = await self._services_at(names, entry.revision)
+        return [(name, before.get(name), after.get(name)) for name in names]
 
     async def services_since(self, revision: int) -> Mapping[str, Service | None]:
         """What the services that changed since a revision were at it; None: not there."""
-        start = self._layout.services
+        start, names = self._layout.services, self.services.keys()
         listing = await _asked(self._client.list_keys([start], revision=revision), revision)
         earlier = {kv.key.removeprefix(start): kv for kv in listing.kvs}
-        names = self.services.keys()
         changed: dict[str, Service | None] = {
-            name: _service(name, kv)
+            name: self._service(kv)
             for name, kv in earlier.items()
-            if name not in names or self._known.mod_revision(self._key(name)) != kv.mod_revision
+            if name not in names or self._known.mod_revision(kv.key) != kv.mod_revision
         }
         return changed | dict.fromkeys(names - earlier.keys())
 
-    async def _service_at(self, name: str, revision: int) -> Service | None:
-        if revision < 1:
-            return None
-        kv = await _asked(self._client.get(self._key(name), revision), revision)
-        return _service(name, kv) if kv else None
+    async def _services_at(self, names: Iterable[str], revision: int) -> dict[str, Service]:
+        """Those of some services that were there at a revision."""
+        kvs = await _asked(self._client.get_all([*map(self._key, names)], revision), revision)
+        return {service.name: service for service in map(self._service, kvs)}
 
     async def _lease(self, until: datetime | None) -> int:
         if until is None:
@@ -226,6 +220,14 @@ class EtcdStore:
 
     def _key(self, name: str) -> str:
         return f"{self._layout.services}{name}"
+
+    def _service(self, kv: KeyValue) -> Service:
+        """The service in an earlier value. Raises RefusedError."""
+        declared = read_service_value(kv.key, kv.key.removeprefix(self._layout.services), kv.value)
+        if not declared.ok:
+            what = f"{printable(kv.key)} of revision {kv.mod_revision} cannot be used"
+            raise RefusedError("invalid", what, problems=declared.problems)
+        return declared.services[0]
 
     def _values(self, outcome: Outcome) -> dict[str, str]:
         return {
@@ -295,12 +297,3 @@ def read_note(kv: KeyValue) -> tuple[Entry, ...]:
     except (ValueError, TypeError, KeyError, AttributeError):
         return ()
     return (Entry(kv.mod_revision, at, by, reason, actions, named, b""),) if at.tzinfo else ()
-
-
-def _service(name: str, kv: KeyValue) -> Service:
-    """The service in an earlier value. Raises RefusedError."""
-    declared = read_service_value(kv.key, name, kv.value)
-    if not declared.ok:
-        what = f"{printable(kv.key)} of revision {kv.mod_revision} cannot be used"
-        raise RefusedError("invalid", what, problems=declared.problems)
-    return declared.services[0]
