@@ -615,7 +615,7 @@ def _range(key: str, end: str = "") -> Json:
 
 
 def _put(key: str, value: str, lease: int) -> Json:
-    return {**_range(key), "value": _encoded(value), "lease": str(lease)}
+    return {**_range(key), "value": _encoded(value), **({"lease": str(lease)} if lease else {})}
 
 
 def _header(answer: Json) -> Header:

@@ -269,9 +269,9 @@ class Election:
         self._vacant = {
             address: self._vacant.get(address, now) for address in me.ready if address not in view.holders
         }
-        before = self._seen
+        before, unseen = self._seen, (0, now)
         self._seen = {
-            name: before[name] if before.get(name, (0, now))[0] == candidate.lease else (candidate.lease, now)
+            name: seen if (seen := before.get(name, unseen))[0] == candidate.lease else (candidate.lease, now)
             for name, candidate in view.candidates.items()
         }
         if me.host not in view.candidates:
