@@ -19,6 +19,7 @@ from asyncio import timeout
 from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import NamedTuple, TypeVar
@@ -111,6 +112,23 @@ class Page:
     """The limit cut it off."""
     count: int = 0
     """Number of keys in the range, whatever limit and filters."""
+
+
+class Watch(NamedTuple):
+    """A watch of one prefix; it ends by raising an EtcdError, never by itself."""
+
+    endpoint: str
+    events: AsyncIterator[tuple[int, list[Event]]]
+    """Events in order of revision, never a part of a revision, each time with the store's newest revision."""
+
+
+class _Message(NamedTuple):
+    """One line of a watch."""
+
+    fragment: bool
+    """More events of the same revisions follow in the next message."""
+    revision: int
+    events: list[Event]
 
 
 class EtcdClient:
@@ -280,10 +298,10 @@ class EtcdClient:
                         self._open(endpoint, token, "/v3/watch", body, request)
                     )
                     _end_when_half_open(response)
-                    watch = Watch(endpoint, response.content, request)
-                    await watch.begin()
+                    events = _watched(endpoint, response.content, request)
+                    await anext(events)
                     opened.push_async_exit(opening.pop_all())
-                return watch
+                return Watch(endpoint, events)
 
             yield await self._try_endpoints(begin)
 
@@ -464,70 +482,50 @@ class EtcdClient:
         return self._session
 
 
-class Watch:
-    """A watch of one prefix. Iterate; it ends by raising an EtcdError, never by itself."""
-
-    def __init__(self, endpoint: str, body: aiohttp.StreamReader, request: str) -> None:
-        self.endpoint = endpoint
-        self.revision = 0
-        """The store's newest, as far as it has told."""
-        self._body, self._request = body, request
-        self._received = bytearray()
-        self._events: list[Event] = []
-        self._created = self._whole = False
-        """The last message was whole: no fragment of it is to come."""
-
-    async def begin(self) -> None:
-        """Wait for the confirmation of the start. Raises EtcdError and NETWORK_ERRORS."""
-        while not self._created:
-            await self._receive()
-
-    def __aiter__(self) -> Watch:
-        return self
-
-    async def __anext__(self) -> list[Event]:
-        """Events in order of revision, never a part of a revision: all that have arrived."""
+async def _watched(
+    endpoint: str, body: aiohttp.StreamReader, request: str
+) -> AsyncIterator[tuple[int, list[Event]]]:
+    """Events in order of revision, never a part of a revision, all that have arrived, each time with the
+    store's newest revision as far as it is known. The first ones are none: etcd has begun the watch."""
+    received, revision, events = bytearray(), 0, list[Event]()
+    started, whole, size = False, False, 0
+    while True:
         try:
-            while not self._whole:
-                await self._receive()
+            piece = await body.readany()
         except NETWORK_ERRORS as error:
-            raise EndpointError(f"{self.endpoint} broke the watch: {error or type(error).__name__}") from None
-        events, self._events, self._whole = self._events, [], False
-        return events
+            raise EndpointError(f"{endpoint} broke the watch: {error or type(error).__name__}") from None
+        if not piece:
+            raise EndpointError(f"{endpoint} ended the watch")
+        begun = len(received)
+        received += piece
+        end = received.rfind(b"\n", begun) + 1
+        size += len(piece)
+        if size > MAX_BYTES:
+            raise _too_large(f"{request} at {endpoint}")
+        lines = [line for line in bytes(received[:end]).split(b"\n") if line.strip()]
+        del received[:end]
+        for message in await in_thread_if_large(end, partial(_messages, lines, request)):
+            revision, whole = message.revision or revision, not message.fragment
+            events += message.events
+        if lines and not started:
+            started = True
+            yield revision, []
+        if lines and whole:
+            yield revision, events
+            events, size = [], len(received)
 
-    async def _receive(self) -> None:
-        """Read the next messages: all that have arrived, at least one."""
-        lines = await self._lines()
 
-        def results() -> list[Json]:
-            return [_parsed(line, self._request, self._result) for line in lines.split(b"\n") if line.strip()]
-
-        for result in await in_thread_if_large(len(lines), results):
-            self._created |= bool(result.get("created"))
-            self._whole = not result.get("fragment")
-            self.revision = result["revision"] or self.revision
-            self._events += result["events"]
-
-    def _result(self, answer: Json) -> Json:
+def _messages(lines: Sequence[bytes], request: str) -> list[_Message]:
+    def read(answer: Json) -> _Message:
         result = answer["result"]
         if result.get("canceled"):
-            raise error_of_cancellation(result, self._request)
-        events = [Event(e.get("type") == "DELETE", _kv(e["kv"])) for e in result.get("events", ())]
+            raise error_of_cancellation(result, request)
         # A proxy of etcd leaves the header of some messages empty.
         revision = int((result.get("header") or {}).get("revision") or 0)
-        return {**result, "revision": revision, "events": events}
+        events = [Event(e.get("type") == "DELETE", _kv(e["kv"])) for e in result.get("events", ())]
+        return _Message(bool(result.get("fragment")), revision, events)
 
-    async def _lines(self) -> bytes:
-        while len(self._received) <= MAX_BYTES:
-            if not (piece := await self._body.readany()):
-                raise EndpointError(f"{self.endpoint} ended the watch")
-            begun = len(self._received)
-            self._received += piece
-            if end := self._received.rfind(b"\n", begun) + 1:
-                lines = bytes(self._received[:end])
-                del self._received[:end]
-                return lines
-        raise _too_large(f"{self._request} at {self.endpoint}")
+    return [_parsed(line, request, read) for line in lines]
 
 
 def after(prefix: str) -> str:

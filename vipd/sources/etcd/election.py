@@ -87,7 +87,7 @@ class LeaseTimes:
         return self.ttl / 4
 
 
-class HostLease:
+class HostLease(Lease):
     """Gets and renews the lease under which this host holds addresses of LANs, and opens a gate while it is
     valid.
 
@@ -98,8 +98,8 @@ class HostLease:
     def __init__(
         self, client: EtcdClient, gate: LanAnswers, times: LeaseTimes, changed: Callable[[], None]
     ) -> None:
-        self._client, self._gate, self._times, self._changed = client, gate, times, changed
-        self._lease = Lease(client, times.ttl)
+        super().__init__(client, times.ttl)
+        self._gate, self._times, self._changed = gate, times, changed
         self.is_open = False
         """The gate was open after the last renewal."""
         self.loop_state = LoopState(
@@ -107,31 +107,26 @@ class HostLease:
         )
         """How the loop is run, and its state. It does not slow down: addresses may have no holder."""
 
-    @property
-    def id(self) -> int:
-        """Of the lease; 0: none, or one that may be lost."""
-        return self._lease.id
-
     async def run(self) -> None:
         """Renew until that fails. Raises EtcdError and OSError; run it again then, with `loop_state`."""
         while True:
-            await self.renew()
+            await self._step()
             self.loop_state.clear_fault()
             await asyncio.sleep(self._times.interval)
 
-    async def renew(self) -> None:
+    async def _step(self) -> None:
         """One renewal; a new lease if there is none or etcd says that it is no more. Raises EtcdError,
         OSError."""
         seconds, was_open = self._times.gate, self.is_open
         if not was_open:
             await self._gate.prepare(seconds)
-        if not self._lease.id:
-            self._lease.id = await self._client.grant_lease(self._times.ttl)
-        elif not await self._client.renew_lease(self._lease.id):
+        if not self.id:
+            self.id = await self._client.grant_lease(self.ttl)
+        elif not await self.renew():
             # What this host held may belong to another host by now.
             log.warning("the lease for addresses of the LAN has expired; this host gives them up")
             await self._gate.reset()
-            self.is_open, self._lease.id = False, 0
+            self.is_open = False
             self._changed()
             return
         self.is_open = await (self._gate.extend if was_open else self._gate.open)(seconds)
@@ -141,8 +136,8 @@ class HostLease:
 
     async def close(self) -> None:
         """End the lease, after the gate has been closed. Waits a moment at most."""
-        if fault := await self._lease.end(CLOSE_TIMEOUT_SECONDS):
-            log.info("the lease of this host stays for up to %d s: %s", self._times.ttl, fault)
+        if fault := await self.end(CLOSE_TIMEOUT_SECONDS):
+            log.info("the lease of this host stays for up to %d s: %s", self.ttl, fault)
 
 
 @dataclass(frozen=True, slots=True)
@@ -341,7 +336,7 @@ class AnnouncementKeys:
                     asyncio.timeout(RELIST_SECONDS),
                     self._client.watch(self._prefix, revision + 1) as watch,
                 ):
-                    async for events in watch:
+                    async for _, events in watch.events:
                         for event in events:
                             self._put(event.kv, event.deleted)
                         if events:

@@ -26,7 +26,7 @@ from vipd.host.supervisor import Backoff, Loop, LoopState, Work, until_first_end
 from vipd.model import limits
 from vipd.model.service import RegisteredBackend
 from vipd.sources.etcd.client import EtcdClient, Event, Header, KeyValue, Page, Watch, in_thread_if_large
-from vipd.sources.etcd.errors import CompactedError, EndpointError, EtcdError
+from vipd.sources.etcd.errors import CompactedError, EndpointError, EtcdError, TooLargeError
 from vipd.sources.etcd.keys import EtcdKeys, StoreChange
 from vipd.sources.etcd.snapshot_file import SnapshotFile, StoredKey
 from vipd.sources.etcd.values import REFUSED, FolderBudget, Layout, ParsedValue, read_value, short_key
@@ -197,7 +197,7 @@ class EtcdSource:
                 work = [asyncio.create_task(self._probe_periodically([*watches.values()]))]
                 work += [asyncio.create_task(self._read(*item)) for item in watches.items()]
                 await until_first_ends(work)
-        except (CompactedError, RelistError):
+        except (CompactedError, RelistError, TooLargeError):
             self._positions.clear()
             raise
         except EndpointError:
@@ -207,8 +207,8 @@ class EtcdSource:
             self._endpoint = ""
 
     async def _read(self, prefix: str, watch: Watch) -> None:
-        async for events in watch:
-            self._store_revision = max(self._store_revision, watch.revision)
+        async for revision, events in watch.events:
+            self._store_revision = max(self._store_revision, revision)
             await self._on_events(prefix, events)
 
     async def _on_events(self, prefix: str, events: Sequence[Event]) -> None:
