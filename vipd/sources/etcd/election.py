@@ -20,7 +20,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv6Address, ip_address
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Annotated
 
 from pydantic import AfterValidator, BaseModel, Field
@@ -437,15 +437,14 @@ class _HolderValue(BaseModel):
 class _CandidateValue(BaseModel):
     """The value of a host's key."""
 
-    addresses: Annotated[list[IPv4Address | IPv6Address], Field(max_length=MAX_ADDRESSES)] = []
+    addresses: Annotated[list[str], Field(max_length=MAX_ADDRESSES)] = []
     hardware: Annotated[list[str], Field(max_length=100)] = []
     instance: _Name = ""
 
 
 def holder_value(host: str, instance: str, since: str, previous: str = "") -> str:
     """The value of an address's key."""
-    value = _HolderValue(host=host, since=since, instance=instance, previous=previous)
-    return value.model_dump_json(exclude_defaults=True)
+    return json.dumps({"host": host, "since": since, "instance": instance, "previous": previous})
 
 
 def read_holder(kv: KeyValue) -> Holding:
@@ -468,8 +467,8 @@ def read_candidate(host: str, kv: KeyValue) -> Candidate:
     """What a host published; one that cannot be read is a candidate for nothing."""
     try:
         value = _CandidateValue.model_validate(read_json(kv.value, MAX_CANDIDATE_BYTES))
+        addresses = frozenset(str(ip_address(address)) for address in value.addresses)
     except ValueError:
-        value = _CandidateValue()
-    addresses = frozenset(map(str, value.addresses))
+        value, addresses = _CandidateValue(), frozenset[str]()
     hardware = frozenset(filter(_HARDWARE.fullmatch, value.hardware))
     return Candidate(host, kv.lease, kv.mod_revision, addresses, hardware, value.instance)
