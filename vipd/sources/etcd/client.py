@@ -377,17 +377,14 @@ class EtcdClient:
                     why = f"refuses a token that it has just given: {error}"
                     raise EndpointError(why, sent=False) from None
             except (EndpointError, *NETWORK_ERRORS) as error:
-                fault = error if isinstance(error, EndpointError) else self._network_error(endpoint, error)
+                certified, known = self._settings.cert is not None, endpoint in self._answered
+                fault = error_of_network(error, endpoint, self._settings.timeout, certified, known)
                 if fault.sent:
                     # etcd does not reject a simple token whose index is above its own, as after a wipe or a
                     # restore: the request waits until the store has reached that index.
                     self._discard(token)
                 raise fault from None
         raise AssertionError("either returned or raised")
-
-    def _network_error(self, endpoint: str, error: BaseException) -> EndpointError:
-        certified, known = self._settings.cert is not None, endpoint in self._answered
-        return error_of_network(error, endpoint, self._settings.timeout, certified, known)
 
     def _discard(self, token: str | None) -> None:
         """Log in before the next request, unless another task has done so since."""

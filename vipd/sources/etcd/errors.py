@@ -126,8 +126,10 @@ def error_of_answer(status: int, text: str, request: str) -> EtcdError:
 def error_of_network(
     error: BaseException, url: str, timeout: float, certified: bool, known: bool
 ) -> EndpointError:
-    """The error for an exception of aiohttp, TLS or the system. `certified`: a client certificate is
-    configured. `known`: the endpoint has answered before."""
+    """The error for an exception of aiohttp, TLS or the system; an EndpointError is one already. `certified`:
+    a client certificate is configured. `known`: the endpoint has answered before."""
+    if isinstance(error, EndpointError):
+        return error
     certificate = "refuses our client certificate" if certified else "demands a client certificate"
     if tls_fault := _tls_fault(error, certificate):
         return EndpointError(tls_fault, sent=False)
