@@ -275,7 +275,7 @@ class EtcdSource:
             for prefix, page in zip(self._layout.followed, pages, strict=True):
                 position = self._positions[prefix]
                 if self._lags(prefix, page) or (
-                    sample.startswith(prefix) and self._differs(sample, of_sample)
+                    sample.startswith(prefix) and self._disagrees(sample, of_sample)
                 ):
                     behind[prefix] = position
                 else:
@@ -291,7 +291,7 @@ class EtcdSource:
         newer = any(kv.mod_revision > self._positions[prefix] for kv in page.kvs)
         return newer or page.count != known
 
-    def _differs(self, key: str, page: Page) -> bool:
+    def _disagrees(self, key: str, page: Page) -> bool:
         revisions = [kv.mod_revision for kv in page.kvs] or [0]
         return "\0" not in key and revisions != [self.keys.mod_revision(key)]
 
