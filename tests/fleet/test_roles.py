@@ -27,7 +27,7 @@ KEYS = {
     "own backends": "backends/shop/web/10.244.0.12:80",
     "others' backends": "backends/shop/other/10.244.0.12:80",
     "hosts": "hosts/n1",
-    "history": "history",
+    "history": "history/x",
     "beside": "beside",
 }
 """A key of each kind below the prefix."""

@@ -13,7 +13,7 @@ import pytest
 from vipd.host import file_calls as module
 from vipd.host.file_calls import FileCalls
 from vipd.host.settings.etcd import EtcdSettings
-from vipd.sources.etcd.connection import MAX_FILE_BYTES, password, tls_context
+from vipd.sources.etcd.client import MAX_FILE_BYTES, password, tls_context
 from vipd.sources.etcd.errors import EtcdError
 
 

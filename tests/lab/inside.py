@@ -588,7 +588,7 @@ def _simulated_etcd(etcd: SimulatedEtcd) -> dict[str, object]:
     async def opened(_: object) -> object:
         return etcd
 
-    return {"vipd.sources.etcd.connection.Connection._open_session": opened}
+    return {"vipd.sources.etcd.client.EtcdClient._open_session": opened}
 
 
 _CHECKS = ("tcp", "http", "https", "udp", "dns", "exec")

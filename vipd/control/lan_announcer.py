@@ -28,11 +28,21 @@ from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import Backoff, Loop, LoopState, Work
 from vipd.host.systemd.fields import Event, fields
 from vipd.host.vip_routes import RouteWatcher
-from vipd.sources.etcd.announcement_keys import AnnouncementKeys, candidate_value, holder_value
 from vipd.sources.etcd.client import EtcdClient
-from vipd.sources.etcd.election import Action, Claim, Election, HandOver, Position, Release
+from vipd.sources.etcd.election import (
+    Action,
+    AnnouncementKeys,
+    Claim,
+    Election,
+    HandOver,
+    HostLease,
+    LeaseTimes,
+    Position,
+    Release,
+    candidate_value,
+    holder_value,
+)
 from vipd.sources.etcd.errors import EtcdError, RejectedError
-from vipd.sources.etcd.leases import HostLease, LeaseTimes
 
 log = logging.getLogger(__name__)
 
@@ -200,8 +210,7 @@ class LanAnnouncer:
 
     async def _publish(self) -> None:
         """Tell the other hosts what this one could hold. Raises EtcdError."""
-        own = [lan.address for lan in self._lans]
-        value = candidate_value(self._ready(), {lan.hardware for lan in self._lans}, own, _instance())
+        value = candidate_value(self._ready(), {lan.hardware for lan in self._lans}, _instance())
         published = self._lease.id, value
         if published != self._published:
             with contextlib.suppress(RejectedError):  # the lease is no more: the next renewal says so

@@ -16,12 +16,12 @@ from vipd.sources.etcd.election import (
     Election,
     HandOver,
     Holding,
+    LeaseTimes,
     Position,
     Release,
     View,
     rank,
 )
-from vipd.sources.etcd.leases import LeaseTimes
 
 ADDRESS = "192.0.2.10"
 ADDRESSES = frozenset(f"192.0.2.{number}" for number in range(1, 201))

@@ -10,10 +10,12 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import cast
 
 import yaml
 
 from tests.lab.held_ports import held_ports
+from tests.lab.waiting import wait_until
 from tests.sources.etcd.following import Follower, follow, key, value
 from tests.sources.etcd.gateway import gateway
 from tests.sources.etcd.members import Cluster, cluster
@@ -30,9 +32,6 @@ def http(status: str, body: str | bytes, *headers: str) -> bytes:
     data = body.encode() if isinstance(body, str) else body
     lines = (f"HTTP/1.1 {status}", *headers, f"Content-Length: {len(data)}", "Connection: close", "", "")
     return "\r\n".join(lines).encode() + data
-
-
-MISSING = http("404 Not Found", "404 page not found")
 
 
 @contextmanager
@@ -70,14 +69,14 @@ def _ended() -> bytes:
     raise ValueError("the client has gone")
 
 
-def answering(version: bytes, other: bytes) -> Callable[[socket.socket, bytes], None]:
-    """Answers `GET /version` so, and everything else so."""
-    return lambda client, head: client.sendall(version if head.startswith(b"GET /version") else other)
+def always(answer: bytes) -> Callable[[socket.socket, bytes], None]:
+    """It answers every request so."""
+    return lambda client, _: client.sendall(answer)
 
 
 def saying(body: bytes) -> Callable[[socket.socket, bytes], None]:
-    """An etcd of a good version that answers every request so."""
-    return answering(http("200 OK", '{"etcdserver": "3.4.23"}'), http("200 OK", body))
+    """It answers every request so, with success."""
+    return always(http("200 OK", body))
 
 
 def endless(begin: bytes, more: bytes) -> Callable[[socket.socket, bytes], None]:
@@ -92,19 +91,12 @@ def endless(begin: bytes, more: bytes) -> Callable[[socket.socket, bytes], None]
 
 
 NO_ETCD = {
-    "too old": (
-        answering(http("200 OK", '{"etcdserver": "3.3.27"}'), MISSING),
-        "is etcd 3.3.27: 3.4 or later is needed",
-    ),
     "no etcd": (
-        answering(MISSING, http("404 Not Found", "nothing here")),
-        "is no etcd client port (answers HTTP 404: nothing here)",
+        http("404 Not Found", "nothing here"),
+        "is no JSON gateway of etcd 3.4 or later (answers HTTP 404: nothing here)",
     ),
-    "elsewhere": (
-        answering(MISSING, http("307 Moved", "", "Location: /elsewhere")),  # it would take the token there
-        "answers HTTP 307",
-    ),
-    "gRPC alone": (answering(GRPC_SETTINGS, GRPC_SETTINGS), "--listen-client-http-urls"),
+    "elsewhere": (http("307 Moved", "", "Location: /elsewhere"), "answers HTTP 307"),  # with the token
+    "gRPC alone": (GRPC_SETTINGS, "--listen-client-http-urls"),
 }
 NONSENSE = (
     *(b"", b"null", b'["ID"]', b"7", b"{", b"\xff\xfe\x00", b'{"header": "\xff"}', b"[" * 100_000, b"{}"),
@@ -137,7 +129,7 @@ def asking(directory: Path, urls: Sequence[str], timeout: str = "500ms") -> Iter
 
 
 def test_a_server_that_is_no_etcd_for_us_is_named(tmp_path: Path) -> None:
-    gateway_off = "with its JSON gateway off; hint: start etcd with --enable-grpc-gateway"
+    gateway_off = "often 2379; start etcd with --enable-grpc-gateway"
     with (
         ExitStack() as stack,
         cluster(tmp_path / "off", 1, ["--enable-grpc-gateway=false"]) as off,
@@ -149,7 +141,7 @@ def test_a_server_that_is_no_etcd_for_us_is_named(tmp_path: Path) -> None:
             off.members[0].peer: gateway_off,
             f"http://127.0.0.1:{closed}": "cannot connect: Connection refused",
             f"http://127.0.0.1:{silent.getsockname()[1]}": "no answer within 5 s",
-            **{stack.enter_context(server(serve)): fault for serve, fault in NO_ETCD.values()},
+            **{stack.enter_context(server(always(answer))): fault for answer, fault in NO_ETCD.values()},
         }
         with asking(tmp_path, list(words), "5s") as process:
             process.until_said("\n")
@@ -181,6 +173,22 @@ def test_what_goes_wrong_with_an_answer_is_over_with_the_next_good_one(etcd: Clu
             process.until_said(there.url)
             there.says.clear()
             process.until_said(": registered")
+
+
+def test_a_registration_that_is_refused_keeps_no_lease(etcd: Cluster, tmp_path: Path) -> None:
+    def leases() -> set[str]:
+        return {
+            str(lease) for lease in cast("list[object]", etcd.post("/v3/lease/leases", {}).get("leases", []))
+        }
+
+    (tmp_path / "log").mkdir()
+    before = leases()
+    with gateway(etcd.urls[0]) as there:
+        there.says["/v3/kv/put"] = b'{"error": "etcdserver: permission denied", "code": 7}'
+        there.status["/v3/kv/put"] = 403
+        with registering(tmp_path / "log", "--endpoint", there.url) as process:
+            process.until_said("etcd denies write")
+            wait_until(lambda: leases() <= before, "a lease is left")
 
 
 def test_a_host_follows_on_when_answers_are_good_again(etcd: Cluster) -> None:

@@ -159,6 +159,33 @@ def test_a_wiped_store_takes_nothing_away(etcd: Cluster) -> None:
         follow((cable.url,), story)
 
 
+def test_a_wiped_store_that_has_grown_past_the_old_revision_takes_nothing_away(etcd: Cluster) -> None:
+    """It has the same identity and as many keys, none of them newer than the last known revision."""
+    etcd.put_all(values(2))
+    revision = etcd.put("/elsewhere", "")
+    member = etcd.members[0]
+
+    async def story(host: Follower) -> None:
+        await host.until(lambda: host.names() == {"s001", "s002"}, "both")
+        await host.until_well()
+        position = max(revision, (await host.etcd())["store_revision"])
+        cable.cut()
+        member.stop()
+        member.wipe()
+        etcd.start_again(member.url)
+        etcd.put_all({key("s001"): value(1), key("s003"): value(3)})
+        while etcd.put("/elsewhere", "") <= position + 20:
+            pass
+        cable.open()
+        await host.until_held(key("s002"))
+        await host.until(lambda: host.names() == {"s001", "s002", "s003"}, "all serve")
+
+    for _ in range(10):
+        etcd.put("/elsewhere", "")
+    with relay(member.url) as cable:
+        follow((cable.url,), story)
+
+
 def test_another_cluster_takes_nothing_away(etcd: Cluster, tmp_path: Path) -> None:
     """As many keys, none newer, and a higher revision: only its identity gives it away."""
 

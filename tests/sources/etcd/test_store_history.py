@@ -8,7 +8,7 @@ from typing import Any
 from tests.sources.etcd.following import PREFIX, Follower, follow, key, value
 from tests.sources.etcd.members import Cluster
 
-HISTORY = f"{PREFIX}history"
+HISTORY = f"{PREFIX}history/"
 JUNK = (
     *("", "junk", "[]", "{}", "null", "[" * 100_000, '{"at": 7}'),
     '{"at": 7, "by": "", "reason": "", "actions": {}, "services": []}',
@@ -41,8 +41,8 @@ def test_a_change_is_known_with_who_made_it_and_what_others_write_in_its_place_i
 ) -> None:
     async def story(host: Follower) -> None:
         first = await apply(host, spec("a"))
-        for junk in JUNK:
-            etcd.put(HISTORY, junk)
+        for number, junk in enumerate(JUNK):
+            etcd.put(f"{HISTORY}{number}", junk)
         second = await apply(host, *(spec(f"s{n}", number=n) for n in range(2, 108)), spec("a"))
         newest, oldest = await entries(host)
         assert (oldest["revision"], newest["revision"]) == (first, second)
@@ -53,20 +53,27 @@ def test_a_change_is_known_with_who_made_it_and_what_others_write_in_its_place_i
     follow(etcd.urls, story)
 
 
-def test_of_many_changes_a_hundred_are_listed_and_none_from_before_a_compaction(etcd: Cluster) -> None:
+def test_of_many_changes_a_hundred_are_listed_also_those_from_before_a_compaction(etcd: Cluster) -> None:
+    """And few more are kept."""
+    etcd.put_all({f"{HISTORY}{number:03}": "{}" for number in range(150)})
+
     async def story(host: Follower) -> None:
-        revisions = []
-        for number in range(105):
-            changed = {"services": [spec("a", f"10.244.1.{number}")], "prune": False}
-            assert (await host.vipd.ask("POST", "/v1/apply?store=etcd", changed)).status == 200
-            last = etcd.read(HISTORY)
-            assert last
-            revisions.append(last.revision)
-        listed = [entry["revision"] for entry in await entries(host)]
-        assert listed == list(reversed(revisions[-100:]))
+        revisions = [await apply(host, spec("a", f"10.244.1.{n}")) for n in range(105)]
         etcd.compact(revisions[-3])
         listed = [entry["revision"] for entry in await entries(host)]
-        assert listed == list(reversed(revisions[-3:]))
+        assert listed == list(reversed(revisions[-100:]))
+        assert not etcd.read(f"{HISTORY}001")
+
+    follow(etcd.urls, story)
+
+
+def test_what_is_too_large_for_one_answer_hides_no_newer_change(etcd: Cluster) -> None:
+    for number in range(14):
+        etcd.put(f"{HISTORY}{number}", "x" * 1_400_000)
+
+    async def story(host: Follower) -> None:
+        revision = await apply(host, spec("a"))
+        assert [entry["revision"] for entry in await entries(host)] == [revision]
 
     follow(etcd.urls, story)
 

@@ -1,40 +1,62 @@
-"""Requests to etcd v3 in the form of its JSON gateway: base64 keys, 64-bit numbers as text, no zeros.
+"""One client of etcd v3 over its JSON gateway: base64 keys, 64-bit numbers as text, no zeros.
 
-Keys and values are text, in which bytes that are no UTF-8 are lone surrogates: no two keys are the same text.
-All coroutines raise EtcdError.
+It uses the endpoint that worked last, and the others in turn when that fails; logs in; reads TLS files again
+when they change. Keys and values are text, in which bytes that are no UTF-8 are lone surrogates: no two keys
+are the same text. All coroutines raise EtcdError.
+
+It asks by aiohttp, which vipd needs anyway. The libraries for etcd need grpcio: 24 MB of memory, 19 MB on
+disk, 0.12 s more to start, and a compiled wheel for each version of Python.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import json
 import socket
+import ssl
 from asyncio import timeout
 from base64 import b64decode, b64encode
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from random import Random
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import aiohttp
 
 from vipd.declaration.problems import printable
+from vipd.host.durable import error_text, read_regular
+from vipd.host.file_calls import file_calls
 from vipd.host.settings.etcd import EtcdSettings
 from vipd.model import limits
 from vipd.model.text import byte_size
-from vipd.sources.etcd.connection import MAX_BYTES, Connection, in_thread_if_large, parsed, too_large
 from vipd.sources.etcd.errors import (
+    FAILED_PRECONDITION,
+    GARBAGE,
     NETWORK_ERRORS,
     NOT_FOUND,
     EndpointError,
     EtcdError,
     Json,
     RejectedError,
+    TokenRejectedError,
     TooLargeError,
+    error_of_answer,
     error_of_cancellation,
+    error_of_json,
+    error_of_network,
 )
 
 PAGE = 500
 """Keys in one answer: some 0.2 MB of usual services. Where values are large, fewer are asked for."""
+MAX_BYTES = 16 * 2**20
+"""Of one answer, or of one message of a stream. etcd's own limit for a request, 1.5 MiB, results in 2 MiB."""
+MAX_FILE_BYTES = 2**20
+"""Of a file with certificates, a key or a password."""
+THREAD_MIN_BYTES = 2**17
+"""Bytes above which an answer is parsed in a thread: it takes some milliseconds."""
 KEEPALIVE = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
     (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10),
@@ -45,7 +67,10 @@ KEEPALIVE = (
 """A connection whose other end vanished silently ends after 25 s; a watch sends nothing by itself."""
 
 _LEASE = "a lease"
-_REMOVE = "remove keys below the prefix that are not needed"
+
+T = TypeVar("T")
+Attempt = Callable[[str, str | None], Awaitable[T]]
+"""A request to an endpoint with a token. Raises EtcdError and NETWORK_ERRORS."""
 
 
 class KeyValue(NamedTuple):
@@ -89,10 +114,17 @@ class Page:
     """Number of keys in the range, whatever limit and filters."""
 
 
-class Message(NamedTuple):
+class Watch(NamedTuple):
+    """A watch of one prefix; it ends by raising an EtcdError, never by itself."""
+
+    endpoint: str
+    events: AsyncIterator[tuple[int, list[Event]]]
+    """Events in order of revision, never a part of a revision, each time with the store's newest revision."""
+
+
+class _Message(NamedTuple):
     """One line of a watch."""
 
-    created: bool
     fragment: bool
     """More events of the same revisions follow in the next message."""
     revision: int
@@ -103,14 +135,31 @@ class EtcdClient:
     """One client of one etcd cluster. Safe to use by several tasks of one loop. Close it when done."""
 
     def __init__(self, settings: EtcdSettings, random: Random) -> None:
-        self.connection = Connection(settings, random)
+        self._settings = settings
+        self._endpoints = [url.rstrip("/") for url in dict.fromkeys(settings.endpoints)]
+        random.shuffle(self._endpoints)  # a fleet spreads
+        self._answered: set[str] = set()
+        self._session: aiohttp.ClientSession | None = None
+        self._files: list[tuple[int, ...]] = []
+        self._token: str | None = None
+        """The one in use; None: log in first; empty: etcd's authentication is off."""
+        self._logging_in = asyncio.Lock()
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint in use, or the next one to try."""
+        return self._endpoints[0]
+
+    def mark_failed(self, endpoint: str) -> None:
+        """Try others first from now on, unless that has been done."""
+        if self.endpoint == endpoint:
+            self._endpoints.append(self._endpoints.pop(0))
 
     async def list_keys(
         self,
         prefixes: Sequence[str],
-        *,
-        revision: int = 0,
         shorten: Callable[[KeyValue], KeyValue | None] = lambda kv: kv,
+        revision: int = 0,
     ) -> Page:
         """Every key of some prefixes at one revision (0: the newest). `shorten`: what is kept of each, if
         anything.
@@ -125,50 +174,59 @@ class EtcdClient:
                 kept = [short for kv in page.kvs if (short := shorten(kv)) is not None]
                 kvs += kept
                 size += sum(kv.size for kv in kept)
-                self._bound(len(kvs), size)
+                if len(kvs) > limits.ETCD_KEYS or size > limits.ETCD_BYTES:
+                    most = f"{limits.ETCD_KEYS} keys and {limits.ETCD_BYTES >> 20} MiB"
+                    request = f"{self.endpoint} lists more than {most}, which are the most"
+                    raise TooLargeError(f"{request}; hint: remove keys below the prefix that are not needed")
         return Page(header, kvs, count=len(kvs))
 
     async def pages(self, prefix: str, *, revision: int = 0, keys_only: bool = False) -> AsyncIterator[Page]:
         """As `list_keys`, for one prefix, each answer by itself: all may be larger than the memory."""
         start, limit, more = prefix, PAGE, True
         while more:
-            options = {"limit": str(limit), "revision": str(revision), "keys_only": keys_only}
-            body = {**_range(start, after(prefix)), **options}
-            try:
-                page = await self._range(body, f"{prefix}*")
-            except TooLargeError:
-                if limit == 1:
-                    raise
-                limit = max(1, limit // 8)
-                continue
+            body = {**_range(start, after(prefix)), "revision": str(revision), "keys_only": keys_only}
+            page = await self._some(body, f"{prefix}*", limit)
             revision, more = revision or page.header.revision, page.more
-            start = page.kvs[-1].key + "\0" if page.kvs else start
+            start, limit = (page.kvs[-1].key + "\0", len(page.kvs)) if more else ("", 0)
             yield page
+
+    async def newest(self, prefix: str, limit: int, *, keys_only: bool = False) -> list[KeyValue]:
+        """The keys with a prefix that were written last, the newest first, at most so many; fewer if they are
+        too large for one answer."""
+        newest = {"sort_order": "DESCEND", "sort_target": "MOD", "keys_only": keys_only}
+        body = {**_range(prefix, after(prefix)), **newest}
+        return (await self._some(body, f"{prefix}*", limit)).kvs
 
     async def get(self, key: str, revision: int = 0) -> KeyValue | None:
         """One key at a revision (0: the newest); None if it does not exist."""
         page = await self._range({**_range(key), "revision": str(revision)}, key)
         return page.kvs[0] if page.kvs else None
 
-    async def changed_since(self, prefixes: Sequence[str], revision: int) -> list[Page]:
+    async def get_all(self, keys: Sequence[str], revision: int) -> list[KeyValue]:
+        """Those of some keys that existed at a revision, in one request: at most 128 by etcd's default."""
+        asked = [{**_range(key), "revision": str(revision)} for key in keys]
+        try:
+            pages = await self._ranges(asked, f"read of {', '.join(keys)}") if asked else []
+        except TooLargeError:
+            if len(keys) == 1:
+                raise
+            half = len(keys) // 2
+            return await self.get_all(keys[:half], revision) + await self.get_all(keys[half:], revision)
+        return [kv for page in pages for kv in page.kvs]
+
+    async def changed_since(self, prefixes: Sequence[str], revision: int, key: str) -> list[Page]:
         """For each prefix its count of keys, and the key written last, without its value, if that was after a
-        revision: all at one. Of the keys only one is read: their names may be as long as values."""
+        revision; and then a key of one's own: all at one revision. Of the keys only one is read: their names
+        may be as long as values."""
         newer = {"keys_only": True, "min_mod_revision": str(revision + 1), "limit": "1"}
         newest = {**newer, "sort_order": "DESCEND", "sort_target": "MOD"}
-        asked = [{"request_range": {**_range(prefix, after(prefix)), **newest}} for prefix in prefixes]
-
-        def read(answer: Json) -> list[Page]:
-            header = _header(answer)
-            parts = zip(prefixes, answer["responses"], strict=True)
-            return [_page(part["response_range"], header) for _, part in parts]
-
-        what = f"read of {', '.join(f'{printable(prefix)}*' for prefix in prefixes)}"
-        return await self.connection.call("/v3/kv/txn", {"success": asked}, what, read)
+        asked = [{**_range(prefix, after(prefix)), **newest} for prefix in prefixes]
+        asked.append({**_range(key or prefixes[0]), "keys_only": True})
+        return await self._ranges(asked, f"read of {', '.join(f'{prefix}*' for prefix in prefixes)}")
 
     async def put(self, key: str, value: str, lease: int = 0) -> None:
         """Write a key."""
-        what = f"write of {printable(key)}"
-        await self.connection.call("/v3/kv/put", _put(key, value, lease), what, _header)
+        await self._call("/v3/kv/put", _put(key, value, lease), f"write of {key}", _header)
 
     async def txn(
         self,
@@ -188,22 +246,20 @@ class EtcdClient:
         ]
         then = [{"request_put": _put(key, value, lease)} for key, (value, lease) in puts.items()]
         then += [{"request_delete_range": _range(key)} for key in deletes]
-        what = f"write of {', '.join(map(printable, (*puts, *deletes)))}"
 
         def read(answer: Json) -> int:
             return _header(answer).revision if answer.get("succeeded") else 0
 
-        body = {"compare": compare, "success": then}
-        return await self.connection.call("/v3/kv/txn", body, what, read, repeatable=False)
+        body, request = {"compare": compare, "success": then}, f"write of {', '.join((*puts, *deletes))}"
+        return await self._call("/v3/kv/txn", body, request, read, repeatable=False)
 
     async def grant_lease(self, seconds: int) -> int:
         """A new lease; its id."""
-        body = {"TTL": str(seconds)}
-        return await self.connection.call("/v3/lease/grant", body, _LEASE, lambda a: int(a["ID"]))
+        return await self._call("/v3/lease/grant", {"TTL": str(seconds)}, _LEASE, lambda a: int(a["ID"]))
 
     async def renew_lease(self, lease: int) -> int:
         """Renew a lease; the seconds it has from now on. 0: it is no more."""
-        return await self.connection.call(
+        return await self._call(
             "/v3/lease/keepalive", {"ID": str(lease)}, _LEASE, lambda a: int(a["result"].get("TTL", 0))
         )
 
@@ -213,12 +269,12 @@ class EtcdClient:
         def read(answer: Json) -> tuple[int, int]:
             return int(answer.get("grantedTTL", 0)), max(0, int(answer.get("TTL", 0)))
 
-        return await self.connection.call("/v3/lease/timetolive", {"ID": str(lease)}, _LEASE, read)
+        return await self._call("/v3/lease/timetolive", {"ID": str(lease)}, _LEASE, read)
 
     async def revoke_lease(self, lease: int) -> None:
         """End a lease, and with it its keys; nothing happens if it is no more."""
         try:
-            await self.connection.call("/v3/lease/revoke", {"ID": str(lease)}, _LEASE, _header)
+            await self._call("/v3/lease/revoke", {"ID": str(lease)}, _LEASE, _header)
         except RejectedError as error:
             if error.code != NOT_FOUND:
                 raise
@@ -233,115 +289,240 @@ class EtcdClient:
         """
         options = {"start_revision": str(revision), "progress_notify": True, "fragment": True}
         body = {"create_request": {**_range(prefix, after(prefix)), **options}}
-        what, connection = f"watch of {printable(prefix)}*", self.connection
-        leader = {"Grpc-Metadata-hasleader": "true"}
+        request = f"watch of {printable(prefix)}*"
         async with contextlib.AsyncExitStack() as opened:
 
             async def begin(endpoint: str, token: str | None) -> Watch:
-                async with contextlib.AsyncExitStack() as opening, timeout(connection.timeout):
+                async with contextlib.AsyncExitStack() as opening, timeout(self._settings.timeout):
                     response = await opening.enter_async_context(
-                        connection.open(endpoint, token, "/v3/watch", body, what, **leader)
+                        self._open(endpoint, token, "/v3/watch", body, request)
                     )
                     _end_when_half_open(response)
-                    watch = Watch(connection, endpoint, response.content, what)
-                    await watch.begin()
+                    events = _watched(endpoint, response.content, request)
+                    await anext(events)
                     opened.push_async_exit(opening.pop_all())
-                return watch
+                return Watch(endpoint, events)
 
-            yield await connection.try_endpoints(begin)
+            yield await self._try_endpoints(begin)
 
     async def close(self) -> None:
         """Close every connection."""
-        await self.connection.close()
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
 
     async def _range(self, body: Json, keys: str) -> Page:
-        what = f"read of {printable(keys)}"
-        return await self.connection.call("/v3/kv/range", body, what, lambda a: _page(a, _header(a)))
+        return await self._call("/v3/kv/range", body, f"read of {keys}", lambda a: _page(a, _header(a)))
 
-    def _bound(self, keys: int, size: int) -> None:
-        what = f"{self.connection.endpoint} lists more than"
-        if keys > limits.ETCD_KEYS:
-            raise TooLargeError(f"{what} {limits.ETCD_KEYS} keys; hint: {_REMOVE}")
-        if size > limits.ETCD_BYTES:
-            raise TooLargeError(f"{what} {limits.ETCD_BYTES >> 20} MiB; hint: {_REMOVE}")
+    async def _ranges(self, asked: Sequence[Json], request: str) -> list[Page]:
+        def read(answer: Json) -> list[Page]:
+            header = _header(answer)
+            responses = zip(asked, answer["responses"], strict=True)
+            return [_page(response["response_range"], header) for _, response in responses]
 
+        body = {"success": [{"request_range": one} for one in asked]}
+        return await self._call("/v3/kv/txn", body, request, read)
 
-class Watch:
-    """A watch of one prefix. Iterate; it ends by raising an EtcdError, never by itself."""
-
-    def __init__(self, connection: Connection, endpoint: str, body: aiohttp.StreamReader, what: str) -> None:
-        self.endpoint = endpoint
-        self.revision = 0
-        """The store's newest, as far as it has told."""
-        self._connection, self._body, self._what = connection, body, what
-        self._received = bytearray()
-        self._events: list[Event] = []
-        self._size = 0
-        self._created = self._whole = False
-        """The last message was whole: no fragment of it is to come."""
-
-    async def begin(self) -> None:
-        """Wait for the confirmation of the start. Raises EtcdError."""
-        while not self._created:
-            await self._receive()
-
-    def __aiter__(self) -> Watch:
-        return self
-
-    async def __anext__(self) -> list[Event]:
-        """Events in order of revision, never a part of a revision: all that have arrived."""
-        while not self._whole:
-            await self._receive()
-        events, self._events = self._events, []
-        self._size, self._whole = 0, False
-        return events
-
-    async def _receive(self) -> None:
-        """Read the next messages: all that have arrived, at least one."""
-        lines = await self._lines()
-        self._size += len(lines)
-        if self._size > MAX_BYTES:
-            raise self._too_large()
-
-        def messages() -> list[Message]:
-            return [parsed(line, self._what, self._read) for line in lines.split(b"\n") if line.strip()]
-
-        for message in await in_thread_if_large(len(lines), messages):
-            self._created |= message.created
-            self._whole = not message.fragment
-            self.revision = message.revision or self.revision
-            self._events += message.events
-
-    def _read(self, answer: Json) -> Message:
-        result = answer["result"]
-        if result.get("canceled"):
-            raise error_of_cancellation(result, self._what)
-        events = [
-            Event(event.get("type") == "DELETE", _kv(event["kv"])) for event in result.get("events", ())
-        ]
-        # A proxy of etcd leaves the header of some messages empty.
-        revision = int((result.get("header") or {}).get("revision") or 0)
-        return Message(bool(result.get("created")), bool(result.get("fragment")), revision, events)
-
-    async def _lines(self) -> bytes:
+    async def _some(self, body: Json, keys: str, limit: int) -> Page:
+        """At most so many keys of a range, fewer if they are too large for one answer."""
         while True:
             try:
-                piece = await self._body.readany()
-            except NETWORK_ERRORS as error:
-                raise self._connection.network_error(self.endpoint, error) from None
-            if not piece:
-                raise EndpointError(f"{self.endpoint} ended the watch")
-            begun = len(self._received)
-            self._received += piece
-            if end := self._received.rfind(b"\n", begun) + 1:
-                lines = bytes(self._received[:end])
-                del self._received[:end]
-                return lines
-            if len(self._received) > MAX_BYTES:
-                raise self._too_large()
+                return await self._range({**body, "limit": str(limit)}, keys)
+            except TooLargeError:
+                if limit == 1:
+                    raise
+                limit = max(1, limit // 8)
 
-    def _too_large(self) -> EtcdError:
-        return too_large(f"{self._what} at {self.endpoint}")
+    async def _call(
+        self, path: str, body: Json, request: str, read: Callable[[Json], T], repeatable: bool = True
+    ) -> T:
+        """POST a request; what `read` makes of the answer. `request` names it in errors: `read of KEYS`.
+
+        A request that is not `repeatable` is sent to another endpoint only if the first one cannot have
+        received it.
+        """
+        request = printable(request)
+        return await self._try_endpoints(
+            lambda endpoint, token: self._ask(endpoint, token, path, body, request, read), repeatable
+        )
+
+    async def _try_endpoints(self, attempt: Attempt[T], repeatable: bool = True) -> T:
+        """The result at the endpoint that worked last, or at the next one in turn where it succeeds."""
+        errors: dict[str, EndpointError] = {}
+        for endpoint in tuple(self._endpoints):
+            try:
+                return await self._with_token(endpoint, attempt)
+            except EndpointError as error:
+                errors[endpoint] = error
+                self.mark_failed(endpoint)
+                if error.sent and not repeatable:
+                    break
+        why = "; ".join(f"{endpoint}: {error}" for endpoint, error in errors.items())
+        kind = TooLargeError if any(isinstance(e, TooLargeError) for e in errors.values()) else EndpointError
+        raise kind(f"etcd cannot be reached: {why}", sent=any(error.sent for error in errors.values()))
+
+    async def _with_token(self, endpoint: str, attempt: Attempt[T]) -> T:
+        """Try one endpoint; a token that is no longer valid is renewed once."""
+        for renewed in (False, True):
+            token = None
+            try:
+                token = await self._current_token(endpoint)
+                return await attempt(endpoint, token)
+            except TokenRejectedError as error:
+                if not self._settings.user:
+                    hint = "set user and password_file"
+                    raise EtcdError(f"etcd's authentication is on ({error}); hint: {hint}") from None
+                self._discard(token)
+                if renewed:
+                    why = f"refuses a token that it has just given: {error}"
+                    raise EndpointError(why, sent=False) from None
+            except (EndpointError, *NETWORK_ERRORS) as error:
+                certified, known = self._settings.cert is not None, endpoint in self._answered
+                fault = error_of_network(error, endpoint, self._settings.timeout, certified, known)
+                if fault.sent:
+                    # etcd does not reject a simple token whose index is above its own, as after a wipe or a
+                    # restore: the request waits until the store has reached that index.
+                    self._discard(token)
+                raise fault from None
+        raise AssertionError("either returned or raised")
+
+    def _discard(self, token: str | None) -> None:
+        """Log in before the next request, unless another task has done so since."""
+        if self._token == token:
+            self._token = None
+
+    async def _current_token(self, endpoint: str) -> str | None:
+        """Never two log-ins at once."""
+        if not self._settings.user:
+            return None
+        async with self._logging_in:
+            if self._token is None:
+                self._token = await self._log_in(endpoint)
+            return self._token
+
+    async def _log_in(self, endpoint: str) -> str:
+        path, request = self._settings.password_file, "log-in"
+        try:
+            secret = await file_calls.run((self, "password"), lambda: password(path))
+        except TimeoutError as error:
+            raise EtcdError(f"{path}: the password cannot be read: {error.strerror}") from None
+        body = {"name": self._settings.user, "password": secret}
+        try:
+            return await self._ask(
+                endpoint, None, "/v3/auth/authenticate", body, request, lambda a: str(a["token"])
+            )
+        except RejectedError as error:
+            if error.code == FAILED_PRECONDITION:
+                return ""  # authentication is off: a configured user needs no token
+            raise
+
+    async def _ask(
+        self, endpoint: str, token: str | None, path: str, body: Json, request: str, read: Callable[[Json], T]
+    ) -> T:
+        async with (
+            timeout(self._settings.timeout),
+            self._open(endpoint, token, path, body, request) as response,
+        ):
+            data = await _read_body(response, request)
+        return await in_thread_if_large(len(data), lambda: _parsed(data, request, read))
+
+    @contextlib.asynccontextmanager
+    async def _open(
+        self, endpoint: str, token: str | None, path: str, body: Json, request: str
+    ) -> AsyncIterator[aiohttp.ClientResponse]:
+        """The answer of an endpoint that succeeds, still to be read. Raises EtcdError and NETWORK_ERRORS."""
+        session = await self._open_session()
+        # A watch at a member without a leader ends then, and waits for none.
+        headers = {"Grpc-Metadata-hasleader": "true", **({"Authorization": token} if token else {})}
+        data = json.dumps(body).encode()
+        async with session.post(
+            endpoint + path, data=data, headers=headers, allow_redirects=False
+        ) as response:
+            if response.status != 200:
+                text = (await _read_body(response, request)).decode(errors="replace")
+                raise error_of_answer(response.status, text, request)
+            self._answered.add(endpoint)
+            yield response
+
+    async def _open_session(self) -> aiohttp.ClientSession:
+        """The session; a new one if TLS files have changed. Raises EndpointError if they cannot be used.
+
+        The old one is closed with all its streams, which are then reopened with the new certificate.
+        """
+        settings = self._settings
+        paths = [path for path in (settings.ca, settings.cert, settings.key) if path]
+
+        def read() -> tuple[list[tuple[int, ...]], ssl.SSLContext | None]:
+            files = [_signature(path) for path in paths]
+            current = self._session is not None and files == self._files
+            return files, None if current else tls_context(settings)
+
+        try:
+            files, context = await file_calls.run((self, "TLS"), read) if paths else read()
+        except TimeoutError as error:
+            if self._session is None:
+                raise EndpointError(f"ca, cert or key: {error.strerror}", sent=False) from None
+            return self._session
+        old = self._session
+        if context is not None and (old is None or files != self._files):  # no other task was first
+            self._files = files
+            self._session = aiohttp.ClientSession(
+                connector=aiohttp.TCPConnector(ssl=context, limit=0),
+                cookie_jar=aiohttp.DummyCookieJar(),
+                headers={"Accept-Encoding": "identity"},
+                auto_decompress=False,  # a few bytes could become any number
+                timeout=aiohttp.ClientTimeout(total=None),
+            )
+            if old is not None:
+                await old.close()
+        assert self._session is not None  # noqa: S101 (made above, or before)
+        return self._session
+
+
+async def _watched(
+    endpoint: str, body: aiohttp.StreamReader, request: str
+) -> AsyncIterator[tuple[int, list[Event]]]:
+    """Events in order of revision, never a part of a revision, all that have arrived, each time with the
+    store's newest revision as far as it is known. The first ones are none: etcd has begun the watch."""
+    received, revision, events = bytearray(), 0, list[Event]()
+    started, whole, size = False, False, 0
+    while True:
+        try:
+            piece = await body.readany()
+        except NETWORK_ERRORS as error:
+            raise EndpointError(f"{endpoint} broke the watch: {error or type(error).__name__}") from None
+        if not piece:
+            raise EndpointError(f"{endpoint} ended the watch")
+        begun = len(received)
+        received += piece
+        end = received.rfind(b"\n", begun) + 1
+        size += len(piece)
+        if size > MAX_BYTES:
+            raise _too_large(f"{request} at {endpoint}")
+        lines = [line for line in bytes(received[:end]).split(b"\n") if line.strip()]
+        del received[:end]
+        for message in await in_thread_if_large(end, partial(_messages, lines, request)):
+            revision, whole = message.revision or revision, not message.fragment
+            events += message.events
+        if lines and not started:
+            started = True
+            yield revision, []
+        if lines and whole:
+            yield revision, events
+            events, size = [], len(received)
+
+
+def _messages(lines: Sequence[bytes], request: str) -> list[_Message]:
+    def read(answer: Json) -> _Message:
+        result = answer["result"]
+        if result.get("canceled"):
+            raise error_of_cancellation(result, request)
+        # A proxy of etcd leaves the header of some messages empty.
+        revision = int((result.get("header") or {}).get("revision") or 0)
+        events = [Event(e.get("type") == "DELETE", _kv(e["kv"])) for e in result.get("events", ())]
+        return _Message(bool(result.get("fragment")), revision, events)
+
+    return [_parsed(line, request, read) for line in lines]
 
 
 def after(prefix: str) -> str:
@@ -349,21 +530,87 @@ def after(prefix: str) -> str:
     return prefix[:-1] + chr(ord(prefix[-1]) + 1)
 
 
+async def in_thread_if_large(size: int, work: Callable[[], T]) -> T:
+    """The result of some work on this many bytes, done in a thread if they are many."""
+    return await asyncio.to_thread(work) if size > THREAD_MIN_BYTES else work()
+
+
+def tls_context(settings: EtcdSettings) -> ssl.SSLContext:
+    """Raises EndpointError, saying which file is at fault. It waits: call it in a thread."""
+    files: object = None
+    try:
+        for files in filter(None, (settings.ca, settings.cert, settings.key)):
+            read_regular(files, MAX_FILE_BYTES)  # OpenSSL would wait for a pipe
+        files = settings.ca
+        context = ssl.create_default_context(cafile=settings.ca)
+        if settings.cert is not None:
+            files = f"{settings.cert}, {settings.key}"
+            context.load_cert_chain(settings.cert, settings.key)
+    except (OSError, ValueError) as error:
+        why = f"{files}: cannot be used for TLS: {error_text(error)}"
+        raise EndpointError(why, sent=False) from None
+    return context
+
+
+def password(path: Path | None) -> str:
+    """Raises EtcdError. It waits: call it in a thread."""
+    try:
+        data = read_regular(path, MAX_FILE_BYTES) if path else b""
+        return data.decode("utf-8").partition("\n")[0].rstrip("\r")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EtcdError(f"{path}: the password cannot be read: {error_text(error)}") from None
+
+
+def _signature(path: Path) -> tuple[int, ...]:
+    """Changes whenever a file does."""
+    try:
+        status = path.stat()
+    except OSError:
+        return ()
+    return (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+async def _read_body(response: aiohttp.ClientResponse, request: str) -> bytes:
+    """A whole body. Raises TooLargeError, and NETWORK_ERRORS."""
+    data = bytearray()
+    while piece := await response.content.readany():
+        data += piece
+        if len(data) > MAX_BYTES:
+            raise _too_large(request)
+    return bytes(data)
+
+
+def _too_large(request: str) -> TooLargeError:
+    return TooLargeError(f"malformed answer ({request}): it is larger than {MAX_BYTES >> 20} MiB")
+
+
+def _parsed(data: bytes, request: str, read: Callable[[Json], T]) -> T:
+    """What `read` makes of an answer of JSON. Raises EtcdError: of etcd's own words if it says an error."""
+    try:
+        answer = json.loads(data)
+        if "error" not in answer:
+            return read(answer)
+        error = error_of_json(answer, request)
+    except GARBAGE as fault:
+        why = f"{fault.args[0]} is missing" if isinstance(fault, KeyError) else str(fault)[:200]
+        raise EndpointError(f"malformed answer ({request}): {why}") from None
+    raise error
+
+
 def _encoded(text: str) -> str:
     return b64encode(text.encode(errors="surrogateescape")).decode("ascii")
 
 
 def _decoded(data: str) -> str:
-    return b64decode(data, validate=True).decode(errors="surrogateescape")
+    return b64decode(data).decode(errors="surrogateescape")
 
 
-def _range(start: str, end: str = "") -> Json:
-    """As requests write it; no end: the one key `start`."""
-    return {"key": _encoded(start), **({"range_end": _encoded(end)} if end else {})}
+def _range(key: str, end: str = "") -> Json:
+    return {"key": _encoded(key), **({"range_end": _encoded(end)} if end else {})}
 
 
 def _put(key: str, value: str, lease: int) -> Json:
-    return {"key": _encoded(key), "value": _encoded(value), **({"lease": str(lease)} if lease else {})}
+    return {**_range(key), "value": _encoded(value), **({"lease": str(lease)} if lease else {})}
 
 
 def _header(answer: Json) -> Header:
@@ -373,10 +620,7 @@ def _header(answer: Json) -> Header:
 
 def _page(answer: Json, header: Header) -> Page:
     kvs = [_kv(kv) for kv in answer.get("kvs", ())]
-    more = bool(answer.get("more"))
-    if more and not kvs:
-        raise ValueError("there are more keys after none")
-    return Page(header, kvs, more, int(answer.get("count", 0)))
+    return Page(header, kvs, bool(answer.get("more")) and bool(kvs), int(answer.get("count", 0)))
 
 
 def _kv(kv: Json) -> KeyValue:

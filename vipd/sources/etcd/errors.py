@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import socket
 import ssl
-from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -18,7 +16,6 @@ GARBAGE = (LookupError, TypeError, ValueError, AttributeError, RecursionError)
 NETWORK_ERRORS = (aiohttp.ClientError, OSError)
 """Exceptions of aiohttp for network failures; timeouts and TLS errors are kinds of OSError."""
 
-OLDEST_VERSION = (3, 4)
 NOT_FOUND, FAILED_PRECONDITION = 5, 9
 """gRPC status codes."""
 _PERMISSION_DENIED = 7
@@ -36,9 +33,9 @@ _COMMON_NAME = (
     "hint: issue the certificate without CN, and name user and password_file"
 )
 _CERTIFICATE_FAULTS = {
-    **dict.fromkeys((9, 10), ("is out of date", "renew it, and check the clocks")),
-    **dict.fromkeys((62, 64), ("is for another name", "use a name or address that it has")),
-    **dict.fromkeys((2, 18, 19, 20, 21), ("is of an unknown CA", "name the CA's file in ca")),
+    **dict.fromkeys((9, 10), "is out of date: {}; hint: renew it, and check the clocks"),
+    **dict.fromkeys((62, 64), "is for another name: {}; hint: use a name or address that it has"),
+    **dict.fromkeys((2, 18, 19, 20, 21), "is of an unknown CA: {}; hint: name the CA's file in ca"),
 }
 """By OpenSSL's verify codes (x509_vfy.h)."""
 
@@ -56,11 +53,7 @@ class EndpointError(EtcdError):
         """The request may have reached the server, and may have been carried out."""
 
 
-class MalformedAnswerError(EndpointError):
-    """The endpoint answers with success, but not as etcd does."""
-
-
-class TooLargeError(MalformedAnswerError):
+class TooLargeError(EndpointError):
     """An answer is larger than vipd reads."""
 
 
@@ -83,16 +76,16 @@ class TokenRejectedError(EtcdError):
     """The token is no longer valid, or one is required: log in and retry."""
 
 
-def error_of_message(message: str, code: int, what: str) -> EtcdError:
-    """The error for etcd's own words; `what` is the request: `read of KEYS`."""
+def error_of_message(message: str, code: int, request: str) -> EtcdError:
+    """The error for etcd's own words; `request` is the request: `read of KEYS`."""
     if any(words in message for words in _TOKEN_WORDS):
         return TokenRejectedError(message)
     if "authentication failed" in message:
         hint = "check user and password_file"
         return EtcdError(f"etcd knows no such user, or another password; hint: {hint}")
-    if code == _PERMISSION_DENIED or "permission denied" in message:
+    if code == _PERMISSION_DENIED or "permission denied" in message or "PermissionDenied" in message:
         hint = "grant the user's role this range: etcdctl role grant-permission"
-        return EtcdError(f"etcd denies {what}; hint: {hint}")
+        return EtcdError(f"etcd denies {request}; hint: {hint}")
     if "revision has been compacted" in message:
         return CompactedError()
     if code in _UNAVAILABLE or any(words in message for words in _ENDPOINT_WORDS):
@@ -100,51 +93,43 @@ def error_of_message(message: str, code: int, what: str) -> EtcdError:
     return RejectedError(f"etcd refuses the request: {message}", code)
 
 
-def error_of_json(answer: Json, what: str) -> EtcdError:
+def error_of_json(answer: Json, request: str) -> EtcdError:
     """The error in an answer. Raises `GARBAGE` if there is none."""
     fault = answer["error"] if isinstance(answer.get("error"), dict) else answer
     code = fault.get("grpc_code") or fault.get("code") or 0
-    return error_of_message(shortened(fault.get("message") or fault["error"]), int(code), what)
+    return error_of_message(shortened(fault.get("message") or fault["error"]), int(code), request)
 
 
-def error_of_cancellation(result: Json, what: str) -> EtcdError:
+def error_of_cancellation(result: Json, request: str) -> EtcdError:
     """Why etcd ended a watch."""
     if revision := int(result.get("compact_revision") or 0):
         return CompactedError(revision)
     reason = shortened(str(result.get("cancel_reason") or "no reason told"))
-    code = _PERMISSION_DENIED if "PermissionDenied" in reason else 0
-    error = error_of_message(reason, code, what)
+    error = error_of_message(reason, 0, request)
     return EndpointError(f"ended the watch: {reason}") if isinstance(error, RejectedError) else error
 
 
-def error_of_answer(status: int, text: str, what: str) -> EtcdError | None:
-    """The error for an answer without success; None: it is not the JSON gateway that answers."""
+def error_of_answer(status: int, text: str, request: str) -> EtcdError:
+    """The error for an answer without success."""
     if text.startswith("CommonName of client"):
         return EndpointError(_COMMON_NAME, sent=False)
     try:
-        return error_of_json(json.loads(text), what)
+        return error_of_json(json.loads(text), request)
     except GARBAGE:
-        return EndpointError(f"answers HTTP {status}: {shortened(text)}") if status >= 500 else None
-
-
-def error_without_gateway(status: int, text: str, version: str) -> EndpointError:
-    """The error for a server that answers otherwise than the JSON gateway does. `version`: its answer to
-    `GET /version`, empty without one."""
-    try:
-        name = shortened(str(json.loads(version)["etcdserver"]))[:40]
-    except GARBAGE:
-        why = f"is no etcd client port (answers HTTP {status}: {shortened(text)})"
-        return EndpointError(f"{why}; hint: name the port of clients, often 2379", sent=False)
-    if tuple(map(int, re.findall(r"[0-9]+", name)[:2])) < OLDEST_VERSION:
-        return EndpointError(f"is etcd {name}: 3.4 or later is needed for /v3; hint: upgrade it", sent=False)
-    return EndpointError(f"is etcd {name} with its JSON gateway off; hint: {_GATEWAY}", sent=False)
+        answer = f"answers HTTP {status}: {shortened(text)}"
+        if status >= 500:
+            return EndpointError(answer)
+        why = f"is no JSON gateway of etcd 3.4 or later ({answer})"
+        return EndpointError(f"{why}; hint: name the port of clients, often 2379; {_GATEWAY}", sent=False)
 
 
 def error_of_network(
     error: BaseException, url: str, timeout: float, certified: bool, known: bool
 ) -> EndpointError:
-    """The error for an exception of aiohttp, TLS or the system. `certified`: a client certificate is
-    configured. `known`: the endpoint has answered before."""
+    """The error for an exception of aiohttp, TLS or the system; an EndpointError is one already. `certified`:
+    a client certificate is configured. `known`: the endpoint has answered before."""
+    if isinstance(error, EndpointError):
+        return error
     certificate = "refuses our client certificate" if certified else "demands a client certificate"
     if tls_fault := _tls_fault(error, certificate):
         return EndpointError(tls_fault, sent=False)
@@ -165,15 +150,6 @@ def error_of_network(
     return EndpointError(f"the connection broke: {error or type(error).__name__}{hint}")
 
 
-def error_of_endpoints(reasons: Mapping[str, EndpointError]) -> EndpointError:
-    """No endpoint could be used, each for its reason; one of the kind that says most of them."""
-    kinds = (TooLargeError, MalformedAnswerError, EndpointError)
-    kind = next(k for k in kinds if any(isinstance(error, k) for error in reasons.values()))
-    what = "etcd cannot be reached" if kind is EndpointError else "etcd gives no answer that can be used"
-    why = "; ".join(f"{endpoint}: {error}" for endpoint, error in reasons.items())
-    return kind(f"{what}: {why}", sent=any(error.sent for error in reasons.values()))
-
-
 def shortened(text: str) -> str:
     """One line that can be printed, of bounded length."""
     line = " ".join(text[: 4 * _MAX_TEXT].split())
@@ -186,8 +162,8 @@ def _tls_fault(error: BaseException | None, certificate: str) -> str:
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         refusal = error.certificate_error
         words = getattr(refusal, "verify_message", "") or str(refusal)
-        fault, hint = _CERTIFICATE_FAULTS.get(getattr(refusal, "verify_code", 0), ("cannot be trusted", ""))
-        return f"the server's certificate {fault}: {words}" + (f"; hint: {hint}" if hint else "")
+        fault = _CERTIFICATE_FAULTS.get(getattr(refusal, "verify_code", 0), "cannot be trusted: {}")
+        return f"the server's certificate {fault.format(words)}"
     while error is not None and not isinstance(error, ssl.SSLError):
         error = error.__cause__
     if error is None:

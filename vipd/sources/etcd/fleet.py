@@ -12,18 +12,17 @@ from vipd.declaration.operations import RefusedError, spec_of
 from vipd.declaration.problems import PLEASE_REPORT, printable
 from vipd.declaration.yaml_text import dump_yaml
 from vipd.host.observer import Observer
-from vipd.model.backend_status import AdminState
 from vipd.model.limits import ETCD_SMALL_VALUE_BYTES
 from vipd.model.override import (
     MalformedOverrideError,
     Override,
     OverrideKey,
+    OverridePart,
     Overrides,
     OverrideTarget,
     by_part,
     expired,
     from_json,
-    merge_parts,
     next_expiry,
     to_json,
 )
@@ -62,31 +61,20 @@ def registration(layout: Layout, service: str, backend: Backend) -> tuple[str, s
     return key, value
 
 
-def override_names(target: OverrideTarget) -> tuple[str, str]:
-    """The two keys of a target below `overrides/`: of a weight with a separate expiry, and so a separate
-    lease, and of all else. The first sorts before all others: versions without parts use the last key of a
-    target."""
-    name = f"{f'services/{target.service}' if target.service else 'addresses'}/{target.backend}"
-    return f"_weights/{name}", name
-
-
-def named_overrides(parts: Overrides) -> dict[str, Override]:
-    """The overrides at the two keys of one target, from these parts of it."""
-    return {
-        override_names(override.target)[override.admin is not AdminState.ACTIVE]: override
-        for override in merge_parts(parts)
-    }
+def override_name(key: OverrideKey) -> str:
+    """The key of a part of an override below `overrides/`: a key each, as each has a lease of its own. Those
+    of weights sort last, so that they count if another key sets the same weight."""
+    name = f"{f'services/{key.target.service}' if key.target.service else 'addresses'}/{key.target.backend}"
+    return f"weights/{name}" if key.part is OverridePart.WEIGHT else name
 
 
 def override_value(override: Override) -> str:
     """An override as JSON. Raises RefusedError."""
-    text, why, hint = json.dumps(to_json(override)), "reads back as another", PLEASE_REPORT
-    try:
-        if from_json(json.loads(text)) == override:
-            return text
-    except MalformedOverrideError as error:
-        why, hint = f"cannot be stored in etcd: {error}", ""
-    raise RefusedError("internal", f"the order for {override.target} {why}", "", hint)
+    text = json.dumps(to_json(override))
+    if (back := read_override(text)) != override:
+        why = f"cannot be stored in etcd: {back}" if isinstance(back, str) else "reads back as another"
+        raise RefusedError("internal", f"the order for {override.target} {why}", "", PLEASE_REPORT)
+    return text
 
 
 def read_override(value: str) -> Override | str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from heapq import nsmallest
 from pathlib import Path
 from random import Random
@@ -25,9 +25,8 @@ from vipd.host.settings.etcd import EtcdSettings
 from vipd.host.supervisor import Backoff, Loop, LoopState, Work, until_first_ends
 from vipd.model import limits
 from vipd.model.service import RegisteredBackend
-from vipd.sources.etcd.client import EtcdClient, Event, Header, KeyValue, Page, Watch
-from vipd.sources.etcd.connection import in_thread_if_large
-from vipd.sources.etcd.errors import CompactedError, EndpointError, EtcdError, MalformedAnswerError
+from vipd.sources.etcd.client import EtcdClient, Event, Header, KeyValue, Page, Watch, in_thread_if_large
+from vipd.sources.etcd.errors import CompactedError, EndpointError, EtcdError, TooLargeError
 from vipd.sources.etcd.keys import EtcdKeys, StoreChange
 from vipd.sources.etcd.snapshot_file import SnapshotFile, StoredKey
 from vipd.sources.etcd.values import REFUSED, FolderBudget, Layout, ParsedValue, read_value, short_key
@@ -46,247 +45,6 @@ class RelistError(EtcdError):
     """The known state cannot be continued: the store is another one, or changes were missed."""
 
 
-class Follower:
-    """Keeps `keys` equal to the store. `changed` is called after every difference."""
-
-    def __init__(
-        self,
-        client: EtcdClient,
-        keys: EtcdKeys,
-        layout: Layout,
-        changed: Callable[[], None],
-        random: Random,
-    ) -> None:
-        self._client, self._keys, self._layout = client, keys, layout
-        self._changed, self._random = changed, random
-        self._positions: dict[str, int] = {}
-        """For each followed prefix the revision up to which it is known; empty: list anew."""
-        self._lock = asyncio.Lock()
-        self._budget = FolderBudget(layout)
-        self.loop_state = LoopState(Backoff(0.2, 30.0, jitter=0.5), reported_elsewhere=True)
-        """How the loop is run, and its state: its fault is the source's."""
-        self.endpoint = ""
-        """The watched member; empty while there is none."""
-        self.last_contact: float | None = None
-        """When the keys were last known to equal the store's, by the loop's clock."""
-        self.store_revision = 0
-        """The newest revision that any answer has reported."""
-        self.listed = asyncio.Event()
-        """Set once the store has been listed."""
-
-    @property
-    def applied_revision(self) -> int:
-        """The store's revision up to which everything is known; 0: none in this run."""
-        return max(self._positions.values(), default=0)
-
-    async def run(self) -> None:
-        """Follow until that fails. Raises EtcdError; run it again then, with `loop_state`."""
-        try:
-            if not self._positions:
-                await self._list()
-            async with contextlib.AsyncExitStack() as stack:
-                watches = {
-                    prefix: await stack.enter_async_context(self._client.watch(prefix, position + 1))
-                    for prefix, position in self._positions.items()
-                }
-                # If one watch has another member than the rest, the first probe detects it.
-                self.endpoint = next(iter(watches.values())).endpoint
-                work = [asyncio.create_task(self._probe_periodically([*watches.values()]))]
-                work += [asyncio.create_task(self._read(*item)) for item in watches.items()]
-                await until_first_ends(work)
-        except (CompactedError, RelistError, MalformedAnswerError) as error:
-            if isinstance(error, MalformedAnswerError):
-                # Another member may work; a list skips what this one cannot report.
-                self._client.connection.mark_failed(self.endpoint)
-            self._positions.clear()
-            raise
-        finally:
-            self.endpoint = ""
-
-    async def _read(self, prefix: str, watch: Watch) -> None:
-        async for events in watch:
-            self.store_revision = max(self.store_revision, watch.revision)
-            await self._on_events(prefix, events)
-
-    async def _probe_periodically(self, watches: Sequence[Watch]) -> None:
-        """Probe at once, because a watch of a future revision is silent, and then from time to time."""
-        clock = asyncio.get_running_loop().time
-        listed = clock()
-        while True:
-            await self._probe(watches)
-            self.loop_state.clear_fault()
-            await asyncio.sleep(PROBE_SECONDS * self._random.uniform(0.8, 1.0))
-            if clock() - listed >= RELIST_SECONDS:
-                if self._keys.retry_failed_reads():
-                    self._changed()
-                await self._list()
-                listed = clock()
-
-    async def _probe(self, watches: Sequence[Watch]) -> None:
-        """Check that the watches still report everything. Raises EtcdError if they do not."""
-        behind = await self._lagging(watches)
-        if not behind:
-            return
-        await asyncio.sleep(GRACE_SECONDS)
-        still = await self._lagging(watches)
-        if behind.items() & still.items():
-            self._client.connection.mark_failed(self.endpoint)
-            raise RelistError(f"a watch at {self.endpoint} does not tell what is written")
-
-    async def _lagging(self, watches: Sequence[Watch]) -> dict[str, int]:
-        """The prefixes with more keys stored than reported, each with the last reported revision."""
-        before = self._positions.values()
-        oldest, newest = min(before), max(before)
-        pages = await self._client.changed_since(self._layout.followed, oldest)
-        header = pages[0].header
-        if header.cluster != self._keys.cluster:
-            raise RelistError(f"cluster {header.cluster} answers, and not {self._keys.cluster}")
-        if header.revision < newest:
-            raise RelistError(f"the store went back from revision {newest} to {header.revision}")
-        for watch in watches:
-            if watch.endpoint != self._client.connection.endpoint:
-                raise EndpointError(f"{watch.endpoint} does not answer")
-        behind = {}
-        async with self._lock:
-            for prefix, page in zip(self._layout.followed, pages, strict=True):
-                if self._lags(prefix, page):
-                    behind[prefix] = self._positions[prefix]
-                else:
-                    # Keys that were added and deleted in between make no difference, and are skipped when
-                    # reported.
-                    self._positions[prefix] = max(self._positions[prefix], header.revision)
-        if not behind:
-            self._contact(header)
-        return behind
-
-    def _lags(self, prefix: str, page: Page) -> bool:
-        known = self._keys.count(prefix) + self._budget.left_out(prefix)
-        newer = any(kv.mod_revision > self._positions[prefix] for kv in page.kvs)
-        return newer or page.count != known
-
-    async def _list(self) -> None:
-        """Read the whole store at one revision."""
-        positions = dict(self._positions)
-        before = max(positions.values(), default=self._keys.revision)
-        known = [key for key, stored in self._keys.kept.items() if not stored.held]
-        budget = await asyncio.to_thread(FolderBudget, self._layout, known)
-        listing = await self._client.list_keys(self._layout.followed, shorten=budget.shortened)
-        header = listing.header
-        replaced = bool(self._keys.cluster) and (
-            header.cluster != self._keys.cluster or header.revision < before
-        )
-        replaced = replaced or await self._history_replaced(listing)
-        async with self._lock:
-            if positions and not replaced and header.revision < self.applied_revision:
-                return  # the watch has reported more in the meantime
-            change = await self._difference(listing, replaced)
-            missed = [
-                kv.key for kv in change.written if kv.mod_revision <= min(positions.values(), default=0)
-            ]
-            if missed and not replaced:
-                first = printable(missed[0])
-                log.warning("the watch of etcd had missed %d keys, such as %s", len(missed), first)
-            self._positions = dict.fromkeys(self._layout.followed, header.revision)
-            budget.listed(change.removed)
-            self._budget = budget
-            self._apply(change)
-        self.listed.set()
-        self._contact(header)
-
-    async def _history_replaced(self, listing: Page) -> bool:
-        """Whether the store has another history than the known one: a backup was restored, and then written
-        past its former revision. Raises EtcdError.
-
-        Existing keys are compared with their known state; of the deleted ones the newest is read
-        at the revision at which it was written. If that was compacted, its history is unknown.
-        """
-        kept = {
-            key: stored.mod_revision
-            for key, stored in self._keys.kept.items()
-            # A watch may have told newer ones while the listing was read.
-            if not stored.held and stored.mod_revision <= listing.header.revision
-        }
-        listed = {kv.key: kv.mod_revision for kv in listing.kvs}
-        if any(listed.get(key, revision) < revision for key, revision in kept.items()):
-            return True
-        # A shortened key is in no store.
-        gone = [key for key in kept.keys() - listed.keys() if "\0" not in key]
-        if not gone:
-            return False
-        newest = max(gone, key=lambda key: kept[key])
-        try:
-            kv = await self._client.get(newest, revision=kept[newest])
-        except CompactedError:
-            return False
-        return kv is None or kv.mod_revision != kept[newest]
-
-    async def _difference(self, listing: Page, replaced: bool) -> StoreChange:
-        kept = dict(self._keys.kept)  # removals may be accepted concurrently
-
-        def compare() -> tuple[list[KeyValue], frozenset[str]]:
-            written = [kv for kv in listing.kvs if _differs(kept.get(kv.key), kv, replaced)]
-            gone = kept.keys() - {kv.key for kv in listing.kvs}
-            return written, frozenset(key for key in gone if not kept[key].held)
-
-        written, removed = await in_thread_if_large(len(listing.kvs) * 1000, compare)
-        return await self._change(listing.header.revision, written, removed, listing.header.cluster, replaced)
-
-    async def _on_events(self, prefix: str, events: Sequence[Event]) -> None:
-        """Apply the changes that a watch reports, of several revisions only the outcome."""
-        async with self._lock:
-            position = self._positions[prefix]
-            last = {short_key(e.kv.key): e for e in events if e.kv.mod_revision > position}
-            if not last:
-                return
-            removed = frozenset(key for key, event in last.items() if event.deleted)
-            for key in removed:  # first: they make room
-                self._budget.remove(key, self._stored_value(key))
-            written = [
-                short
-                for key, event in last.items()
-                if not event.deleted
-                and (short := self._budget.shortened(event.kv, self._stored_value(key))) is not None
-            ]
-            if self._budget.size > limits.ETCD_BYTES or len(self._keys.kept) > limits.ETCD_KEYS:
-                # A listing reports the problem.
-                raise RelistError("the keys together are larger than what is followed")
-            revision = max(event.kv.mod_revision for event in last.values())
-            change = await self._change(revision, written, removed, self._keys.cluster)
-            self._positions[prefix] = revision
-            self._apply(change)
-
-    def _stored_value(self, key: str) -> str | None:
-        """The value that a key has in the store, as it is kept; None if it is not there, or left out."""
-        stored = self._keys.kept.get(key)
-        return None if stored is None or stored.held else stored.value
-
-    async def _change(
-        self,
-        revision: int,
-        written: Sequence[KeyValue],
-        removed: frozenset[str],
-        cluster: str,
-        replaced: bool = False,
-    ) -> StoreChange:
-        """A change whose values are read, in a thread if they are many."""
-        layout = self._layout
-
-        def read() -> dict[KeyValue, ParsedValue]:
-            return {kv: read_value(layout, kv.key, kv.value) for kv in written}
-
-        # YAML takes six times as long to read as JSON does.
-        size = sum(2500 + 6 * len(kv.value) for kv in written)
-        return StoreChange(cluster, revision, await in_thread_if_large(size, read), removed, replaced)
-
-    def _apply(self, change: StoreChange) -> None:
-        if self._keys.apply(change, asyncio.get_running_loop().time()):
-            self._changed()
-
-    def _contact(self, header: Header) -> None:
-        self.store_revision = header.revision
-        self.last_contact = asyncio.get_running_loop().time()
-
-
 class EtcdSource:
     """The services in etcd. `load` first, then its loops beside the daemon, and `close` after them."""
 
@@ -294,14 +52,25 @@ class EtcdSource:
     writes = False
 
     def __init__(self, settings: EtcdSettings, state_dir: Path, client: EtcdClient, random: Random) -> None:
-        self._settings = settings
-        layout = Layout(settings.prefix)
+        self._settings, self._client, self._random = settings, client, random
+        self._layout = Layout(settings.prefix)
         self._snapshot = SnapshotFile(state_dir / SNAPSHOT, settings.prefix, lambda: self.keys.state())
-        guard = RemovalGuard(settings.max_removal, author_of=layout.folder)
-        self.keys = EtcdKeys(layout, guard, self._snapshot.enqueue)
+        guard = RemovalGuard(settings.max_removal, author_of=self._layout.folder)
+        self.keys = EtcdKeys(self._layout, guard, self._snapshot.enqueue)
         """The keys as last known."""
-        self._changed = asyncio.Event()
-        self._follower = Follower(client, self.keys, layout, self._changed.set, random)
+        self._changed, self._listed = asyncio.Event(), asyncio.Event()
+        self._positions: dict[str, int] = {}
+        """For each followed prefix the revision up to which it is known; empty: list anew."""
+        self._lock = asyncio.Lock()
+        """Held from the comparison of a change with the keys until it is applied."""
+        self._budget = FolderBudget(self._layout)
+        self._state = LoopState(Backoff(0.2, 30.0, jitter=0.5), reported_elsewhere=True)
+        self._endpoint = ""
+        """The watched member; empty while there is none."""
+        self._last_contact: float | None = None
+        """When the keys were last known to equal the store's, by the loop's clock."""
+        self._store_revision = 0
+        """The newest revision that any answer has reported."""
 
     @property
     def location(self) -> str:
@@ -316,7 +85,7 @@ class EtcdSource:
         """The loops that follow etcd and save its state. Their failures are among `faults`."""
         return {
             "keeping etcd's keys": Loop(self._snapshot.run, self._snapshot.loop_state),
-            "following etcd": Loop(self._follower.run, self._follower.loop_state),
+            "following etcd": Loop(self._follow, self._state),
         }
 
     def close(self) -> None:
@@ -335,18 +104,13 @@ class EtcdSource:
         if self.keys.cluster:
             return True
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._follower.listed.wait(), timeout)
-        return self._follower.listed.is_set()
-
-    @property
-    def connected(self) -> bool:
-        """Whether etcd is followed now, as far as is known."""
-        return bool(self._follower.endpoint) and not self.fault
+            await asyncio.wait_for(self._listed.wait(), timeout)
+        return self._listed.is_set()
 
     @property
     def fault(self) -> str:
         """Why etcd cannot be followed; empty while it is."""
-        return self._follower.loop_state.fault
+        return self._state.fault
 
     def units(self) -> Mapping[str, Unit]:
         """One unit a key, named `etcd:KEY`."""
@@ -385,16 +149,17 @@ class EtcdSource:
     def status(self) -> dict[str, object]:
         """The part of the API's Status.
 
-        `endpoint`: the watched member; empty while there is none. `lag`: seconds since the keys were last
-        known to equal the store's; None: never in this run. `rejected`: keys of services whose current value
-        does not serve. `held`: keys that are gone from the store and continue to serve.
+        `endpoint`: the watched member; empty while there is none. `applied_revision`: the store's revision up
+        to which everything is known; 0: none in this run. `lag`: seconds since the keys were last known to
+        equal the store's; None: never in this run. `rejected`: keys of services whose current value does not
+        serve. `held`: keys that are gone from the store and continue to serve.
         """
-        follower, last = self._follower, self._follower.last_contact
+        last = self._last_contact
         return {
-            "endpoint": follower.endpoint,
-            "connected": self.connected,
-            "applied_revision": follower.applied_revision,
-            "store_revision": follower.store_revision,
+            "endpoint": self._endpoint,
+            "connected": bool(self._endpoint) and not self.fault,
+            "applied_revision": max(self._positions.values(), default=0),
+            "store_revision": self._store_revision,
             "last_change": self.keys.last_change,
             "lag": None if last is None else round(asyncio.get_running_loop().time() - last, 1),
             "keys": len(self.keys.kept),
@@ -417,11 +182,200 @@ class EtcdSource:
             "hint: write them again, or vipctl accept-removal"
         )
 
+    async def _follow(self) -> None:
+        """Follow until that fails. Raises EtcdError; run it again then."""
+        try:
+            if not self._positions:
+                await self._list()
+            async with contextlib.AsyncExitStack() as stack:
+                watches = {
+                    prefix: await stack.enter_async_context(self._client.watch(prefix, position + 1))
+                    for prefix, position in self._positions.items()
+                }
+                # If one watch has another member than the rest, the first probe detects it.
+                self._endpoint = next(iter(watches.values())).endpoint
+                work = [asyncio.create_task(self._probe_periodically([*watches.values()]))]
+                work += [asyncio.create_task(self._read(*item)) for item in watches.items()]
+                await until_first_ends(work)
+        except (CompactedError, RelistError, TooLargeError):
+            self._positions.clear()
+            raise
+        except EndpointError:
+            self._client.mark_failed(self._endpoint)
+            raise
+        finally:
+            self._endpoint = ""
 
-def _differs(known: StoredKey | None, kv: KeyValue, replaced: bool) -> bool:
+    async def _read(self, prefix: str, watch: Watch) -> None:
+        async for revision, events in watch.events:
+            self._store_revision = max(self._store_revision, revision)
+            await self._on_events(prefix, events)
+
+    async def _on_events(self, prefix: str, events: Sequence[Event]) -> None:
+        """Apply the changes that a watch reports, of several revisions only the outcome."""
+        async with self._lock:
+            fresh = [event for event in events if event.kv.mod_revision > self._positions[prefix]]
+            if not fresh:
+                return
+            first = {short_key(event.kv.key): event for event in reversed(fresh)}
+            last = {short_key(event.kv.key): event for event in fresh}
+            existed = {
+                key: event.deleted or event.kv.create_revision < event.kv.mod_revision
+                for key, event in first.items()
+            }
+            removed = frozenset(key for key, event in last.items() if event.deleted)
+            for key in removed:  # first: they make room
+                self._budget.remove(key, self.keys.stored(key), existed[key])
+            shortened = [
+                self._budget.shortened(event.kv, self.keys.stored(key), existed[key])
+                for key, event in last.items()
+                if not event.deleted
+            ]
+            written = [kv for kv in shortened if kv is not None]
+            if self._budget.size > limits.ETCD_BYTES or len(self.keys.kept) > limits.ETCD_KEYS:
+                # A listing reports the problem.
+                raise RelistError("the keys together are larger than what is followed")
+            revision = max(event.kv.mod_revision for event in fresh)
+            await self._apply(Header(self.keys.cluster, revision), written, removed)
+            self._positions[prefix] = revision
+
+    async def _probe_periodically(self, watches: Sequence[Watch]) -> None:
+        """Probe at once, because a watch of a future revision is silent, and then from time to time."""
+        clock = asyncio.get_running_loop().time
+        listed = clock()
+        while True:
+            behind = await self._lagging(watches)
+            if behind:
+                await asyncio.sleep(GRACE_SECONDS)
+                if behind.items() & (await self._lagging(watches)).items():
+                    self._client.mark_failed(self._endpoint)
+                    raise RelistError(f"a watch at {self._endpoint} does not tell what is written")
+            self._state.clear_fault()
+            await asyncio.sleep(PROBE_SECONDS * self._random.uniform(0.8, 1.0))
+            if clock() - listed >= RELIST_SECONDS:
+                await self._list()
+                listed = clock()
+
+    async def _lagging(self, watches: Sequence[Watch]) -> dict[str, int]:
+        """The prefixes that differ from what was reported, each with the last reported revision."""
+        oldest, newest = min(self._positions.values()), max(self._positions.values())
+        # In a wiped store that has grown past its former revision, only what is known tells the difference.
+        sample = next(reversed(self.keys.kept), "")
+        *pages, of_sample = await self._client.changed_since(self._layout.followed, oldest, sample)
+        header = of_sample.header
+        if header.cluster != self.keys.cluster:
+            raise RelistError(f"cluster {header.cluster} answers, and not {self.keys.cluster}")
+        if header.revision < newest:
+            raise RelistError(f"the store went back from revision {newest} to {header.revision}")
+        for watch in watches:
+            if watch.endpoint != self._client.endpoint:
+                raise EndpointError(f"{watch.endpoint} does not answer")
+        behind = {}
+        async with self._lock:
+            for prefix, page in zip(self._layout.followed, pages, strict=True):
+                position = self._positions[prefix]
+                if self._lags(prefix, page) or (
+                    sample.startswith(prefix) and self._disagrees(sample, of_sample)
+                ):
+                    behind[prefix] = position
+                else:
+                    # Keys that were added and deleted in between make no difference, and are skipped when
+                    # reported.
+                    self._positions[prefix] = max(position, header.revision)
+        if not behind:
+            self._contact(header)
+        return behind
+
+    def _lags(self, prefix: str, page: Page) -> bool:
+        known = self.keys.count(prefix) + self._budget.left_out(prefix)
+        newer = any(kv.mod_revision > self._positions[prefix] for kv in page.kvs)
+        return newer or page.count != known
+
+    def _disagrees(self, key: str, page: Page) -> bool:
+        revisions = [kv.mod_revision for kv in page.kvs] or [0]
+        return "\0" not in key and revisions != [self.keys.mod_revision(key)]
+
+    async def _list(self) -> None:
+        """Read the whole store at one revision."""
+        positions = dict(self._positions)
+        before = max(positions.values(), default=self.keys.revision)
+        known = [key for key, stored in self.keys.kept.items() if not stored.held]
+        budget = await asyncio.to_thread(FolderBudget, self._layout, known)
+        listing = await self._client.list_keys(self._layout.followed, budget.shortened)
+        header = listing.header
+        replaced = bool(self.keys.cluster) and header.cluster != self.keys.cluster
+        replaced = replaced or header.revision < before
+        async with self._lock:
+            if not replaced and header.revision < max(self._positions.values(), default=0):
+                return  # the watch has reported more in the meantime
+            written, removed = await self._difference(listing.kvs)
+            if replaced or await self._has_other_history(written, removed):
+                replaced, written = True, listing.kvs
+            await self._apply(header, written, removed, replaced)
+            self._positions = dict.fromkeys(self._layout.followed, header.revision)
+            budget.listed(removed)
+            self._budget = budget
+        missed = [kv.key for kv in written if kv.mod_revision <= min(positions.values(), default=0)]
+        if missed and not replaced:
+            log.warning("the watch of etcd had missed %d keys, such as %s", len(missed), printable(missed[0]))
+        self._listed.set()
+        self._contact(header)
+
+    async def _difference(self, listed: Sequence[KeyValue]) -> tuple[Sequence[KeyValue], frozenset[str]]:
+        """The listed keys that differ from the known ones, and the known ones that are gone."""
+        kept = dict(self.keys.kept)  # removals may be accepted concurrently
+
+        def compare() -> tuple[list[KeyValue], frozenset[str]]:
+            written = [kv for kv in listed if _differs(kept.get(kv.key), kv)]
+            gone = kept.keys() - {kv.key for kv in listed}
+            return written, frozenset(key for key in gone if not kept[key].held)
+
+        return await in_thread_if_large(len(listed) * 1000, compare)
+
+    async def _has_other_history(self, written: Sequence[KeyValue], removed: Collection[str]) -> bool:
+        """Whether the store has another history than the known one: a backup was restored, and then written
+        past its former revision. Raises EtcdError.
+
+        Existing keys are compared with their known state; of the deleted ones the newest is read
+        at the revision at which it was written. If that was compacted, its history is unknown.
+        """
+        revision_of = self.keys.mod_revision
+        if any(kv.mod_revision < revision_of(kv.key) for kv in written):
+            return True
+        # A shortened key is in no store.
+        newest = max((key for key in removed if "\0" not in key), key=revision_of, default="")
+        revision = revision_of(newest)
+        try:
+            kv = await self._client.get(newest, revision) if newest else None
+        except CompactedError:
+            return False
+        return bool(newest) and (kv is None or kv.mod_revision != revision)
+
+    async def _apply(
+        self, header: Header, written: Sequence[KeyValue], removed: frozenset[str], replaced: bool = False
+    ) -> None:
+        """Apply a change up to a revision; its values are read in a thread if they are many."""
+        layout = self._layout
+
+        def read() -> dict[KeyValue, ParsedValue]:
+            return {kv: read_value(layout, kv.key, kv.value) for kv in written}
+
+        # YAML takes six times as long to read as JSON does.
+        size = sum(2500 + 6 * len(kv.value) for kv in written)
+        parsed = await in_thread_if_large(size, read)
+        change = StoreChange(header.cluster, header.revision, parsed, removed, replaced)
+        if self.keys.apply(change, asyncio.get_running_loop().time()):
+            self._changed.set()
+
+    def _contact(self, header: Header) -> None:
+        self._store_revision = header.revision
+        self._last_contact = asyncio.get_running_loop().time()
+
+
+def _differs(known: StoredKey | None, kv: KeyValue) -> bool:
     """Whether a listed key differs from its known state."""
     if known is None or known.held:
         return True
     if (known.mod_revision, known.create_revision) != (kv.mod_revision, kv.create_revision):
         return True
-    return (replaced or known.value.startswith(REFUSED)) and known.value != kv.value
+    return known.value.startswith(REFUSED) and known.value != kv.value

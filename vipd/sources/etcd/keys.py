@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from vipd.declaration.problems import Declaration, more_problems
@@ -41,14 +40,11 @@ class EtcdKeys:
 
     def __init__(self, layout: Layout, guard: RemovalGuard, note: Callable[[Record], None]) -> None:
         self._layout, self._guard, self._note = layout, guard, note
-        self._kept: dict[str, StoredKey] = {}
-        self.kept: Mapping[str, StoredKey] = MappingProxyType(self._kept)
-        """Every key, including the held ones."""
-        self._units: dict[str, Unit] = {}
-        self.units: Mapping[str, Unit] = MappingProxyType(self._units)
+        self.kept: dict[str, StoredKey] = {}
+        """Every key, including the held ones. To be read only, as `units` and `overrides`."""
+        self.units: dict[str, Unit] = {}
         """One unit for each service, and one for each registration that cannot be read."""
-        self._overrides: dict[str, str] = {}
-        self.overrides: Mapping[str, str] = MappingProxyType(self._overrides)
+        self.overrides: dict[str, str] = {}
         """Values below `overrides/` by the rest of their key, unread."""
         self._backends = RegisteredBackends()
         self.registrations = self._backends.by_service
@@ -79,10 +75,15 @@ class EtcdKeys:
         """Number of keys in the store that begin with one of the layout's starts."""
         return self._present[start]
 
+    def stored(self, key: str) -> StoredKey | None:
+        """What the store has at a key, as far as is known; None: nothing."""
+        stored = self.kept.get(key)
+        return None if stored is None or stored.held else stored
+
     def mod_revision(self, key: str) -> int:
         """Revision at which a key was last written, as far as is known; 0: it is not in the store."""
-        stored = self._kept.get(key)
-        return 0 if stored is None or stored.held else stored.mod_revision
+        stored = self.stored(key)
+        return stored.mod_revision if stored else 0
 
     def take_changed(self) -> set[str]:
         """The services whose declaration or registrations changed since the last call."""
@@ -91,7 +92,7 @@ class EtcdKeys:
 
     def state(self) -> SnapshotState:
         """All that must outlive a restart."""
-        return SnapshotState(self.cluster, self.revision, self._kept)
+        return SnapshotState(self.cluster, self.revision, self.kept)
 
     def restore(self, state: SnapshotState) -> None:
         """Start with the state of an earlier run."""
@@ -104,8 +105,7 @@ class EtcdKeys:
                 earlier = read_value(self._layout, key, stored.accepted, accepted=True)
                 self._backends.set(key, earlier)
             # What an earlier run accepted serves if this version understands all of it.
-            understood = isinstance(earlier, Declaration) and earlier.ok
-            accepted = earlier if isinstance(earlier, Declaration) and understood else EMPTY_DECLARATION
+            accepted = earlier if isinstance(earlier, Declaration) and earlier.ok else EMPTY_DECLARATION
             self._keep(key, stored)
             self._set_parsed(key, parsed, accepted)
             self.last_change = max(self.last_change, stored.mod_revision)
@@ -117,7 +117,7 @@ class EtcdKeys:
     def apply(self, change: StoreChange, now: float) -> bool:
         """Apply a change; returns whether any declaration changed. `now`: a monotonic clock."""
         written = [kv for kv in change.written if not self._same(kv)]
-        removed = change.removed & self._kept.keys()
+        removed = change.removed & self.kept.keys()
         for kv in change.written:
             self._guard.key_written(kv.key)
         gone, held = self._apply_removals(removed, now, change.store_replaced)
@@ -129,43 +129,21 @@ class EtcdKeys:
             self.last_change = change.revision
         self.store_replaced = bool(self._guard.held) and (self.store_replaced or change.store_replaced)
         if change.written or removed or change.store_replaced:
-            put = [(key, self._kept[key]) for key in (*(kv.key for kv in change.written), *held)]
+            put = [(key, self.kept[key]) for key in (*(kv.key for kv in change.written), *held)]
             self._note(change_record(self.cluster, self.revision, put, gone))
         return bool(written or gone or held)
 
     def accept(self, chosen: Mapping[str, Declaration]) -> None:
         """These versions of units serve from now on."""
-        taken = []
-        for key in self._not_accepted:
-            name = unit_name(key)
-            unit = self._units[name]
-            if chosen.get(name) is unit.candidate:
-                self._units[name] = replace(unit, accepted=unit.candidate)
-                self._keep(key, replace(self._kept[key], accepted=self._kept[key].value))
-                taken.append(key)
+        names = {key: unit_name(key) for key in self._not_accepted}
+        taken = [key for key, name in names.items() if chosen.get(name) is self.units[name].candidate]
+        for key in taken:
+            self.units[names[key]] = replace(self.units[names[key]], accepted=chosen[names[key]])
+            self._keep(key, replace(self.kept[key], accepted=self.kept[key].value))
         self._not_accepted.difference_update(taken)
         self.rejected = frozenset(self._not_accepted)
         if taken:
             self._note(accepted_record(taken))
-
-    def retry_failed_reads(self) -> bool:
-        """Parse again the values whose parsing ended in an unexpected exception; returns whether any
-        succeeded."""
-        broken = {name for name, unit in self._units.items() if _internal(unit.candidate)}
-        keys = [key for key in self._kept if unit_name(key) in broken] if broken else []
-        changed = False
-        for key in keys:
-            stored, unit = self._kept[key], self._units[unit_name(key)]
-            parsed = read_value(self._layout, key, stored.value)
-            if isinstance(parsed, Declaration) and _internal(parsed):
-                continue
-            if isinstance(parsed, tuple):
-                self._keep(key, replace(stored, accepted=stored.value))
-                self._note(accepted_record([key]))
-            self._set_parsed(key, parsed, unit.accepted)
-            changed = True
-        self._rebuild_backends()
-        return changed
 
     def accept_removal(self) -> int:
         """Remove every held key; returns their number."""
@@ -180,10 +158,8 @@ class EtcdKeys:
 
     def _same(self, kv: KeyValue) -> bool:
         """Whether a key is written with an unchanged value: only its revision is recorded."""
-        stored = self._kept.get(kv.key)
-        if stored is None or stored.held:
-            return False
-        if (stored.value, stored.create_revision) != (kv.value, kv.create_revision):
+        stored = self.stored(kv.key)
+        if stored is None or (stored.value, stored.create_revision) != (kv.value, kv.create_revision):
             return False
         self._keep(kv.key, replace(stored, mod_revision=kv.mod_revision))
         return True
@@ -199,7 +175,7 @@ class EtcdKeys:
         held = [key for key in verdict.held if self._serves(key)]
         lost = verdict.held.difference(held)
         for key in held:
-            self._hold(key, self._kept[key], self._units.get(unit_name(key), Unit(EMPTY_DECLARATION)))
+            self._hold(key, self.kept[key], self.units.get(unit_name(key), Unit(EMPTY_DECLARATION)))
         held += self._restore_removed(verdict.restore)
         self._keep_recently_removed(gone)
         for key in (*gone, *lost):
@@ -209,7 +185,7 @@ class EtcdKeys:
 
     def _serves(self, key: str) -> bool:
         """Whether holding a key keeps a service: one that was never accepted serves no client."""
-        return not key.startswith(self._layout.services) or self._kept[key].accepted is not None
+        return not key.startswith(self._layout.services) or self.kept[key].accepted is not None
 
     def _hold(self, key: str, stored: StoredKey, unit: Unit) -> None:
         self._keep(key, replace(stored, held=True))
@@ -222,7 +198,7 @@ class EtcdKeys:
         lately = {k: v for k, v in self._recently_removed.items() if self._guard.may_restore(k)}
         for key in gone:
             if self._guard.may_restore(key) and self._serves(key):
-                lately[key] = (self._kept[key], self._units[unit_name(key)])
+                lately[key] = (self.kept[key], self.units[unit_name(key)])
         self._recently_removed = lately
 
     def _restore_removed(self, keys: Collection[str]) -> list[str]:
@@ -233,8 +209,8 @@ class EtcdKeys:
         return restored
 
     def _write(self, kv: KeyValue, parsed: ParsedValue) -> None:
-        key, stored = kv.key, self._kept.get(kv.key)
-        unit = self._units.get(unit_name(key), Unit(EMPTY_DECLARATION))
+        key, stored = kv.key, self.kept.get(kv.key)
+        unit = self.units.get(unit_name(key), Unit(EMPTY_DECLARATION))
         text = stored.accepted if stored else None
         if isinstance(parsed, tuple):
             text = kv.value
@@ -254,46 +230,45 @@ class EtcdKeys:
         if not key.startswith(self._layout.services):
             self._set_unit(name, Unit(parsed))
             return
-        self._set_unit(name, Unit(parsed, accepted, self._kept[key].create_revision))
+        self._set_unit(name, Unit(parsed, accepted, self.kept[key].create_revision))
         if parsed is not accepted:
             self._not_accepted.add(key)
 
     def _keep(self, key: str, stored: StoredKey | None) -> None:
         """Set what is known of a key; None: it is gone."""
-        before, layout = self._kept.get(key), self._layout
+        layout, change = self._layout, bool(stored and not stored.held) - bool(self.stored(key))
         start = next((start for start in layout.followed if key.startswith(start)), "")
-        change = bool(stored and not stored.held) - bool(before and not before.held)
         self._present[start] += change
-        if stored is None:
-            self._kept.pop(key, None)
-        else:
-            self._kept[key] = stored
         if start == layout.services and change:
             folder = layout.folder(key)
             self._services[folder] += change
             if not self._services[folder]:
                 del self._services[folder]
-        if start == layout.overrides and stored is None:
-            self._overrides.pop(key.removeprefix(start), None)
-        elif start == layout.overrides and stored is not None:
-            self._overrides[key.removeprefix(start)] = stored.value
+        if stored is not None:
+            self.kept[key] = stored
+        else:
+            self.kept.pop(key, None)
+        if start == layout.overrides and stored is not None:
+            self.overrides[key.removeprefix(start)] = stored.value
+        else:
+            self.overrides.pop(key.removeprefix(start), None)
 
     def _set_unit(self, name: str, unit: Unit | None) -> None:
         """Replace the unit of a key, or remove it."""
-        before = self._units.get(name)
-        if unit is None:
-            self._units.pop(name, None)
+        before = self.units.get(name)
+        if unit is not None:
+            self.units[name] = unit
         else:
-            self._units[name] = unit
+            self.units.pop(name, None)
+        same = before is not None and unit is not None and before.candidate is unit.candidate
         for one, sign in ((before, -1), (unit, 1)):
-            if one is not None:
+            if one is not None and not same:
                 self._problems += sign * len(one.candidate.problems)
-                if before is None or unit is None or before.candidate is not unit.candidate:
-                    self._changed.update(service.name for service in one.candidate.services)
+                self._changed.update(service.name for service in one.candidate.services)
 
     def _with_fewer_problems(self, name: str, declared: Declaration) -> Declaration:
         """For one of very many faulty keys, the first problem alone."""
-        number, before = len(declared.problems), self._units.get(name)
+        number, before = len(declared.problems), self.units.get(name)
         others = self._problems - (len(before.candidate.problems) if before else 0)
         if number < 2 or others + number <= limits.ALL_PROBLEMS:
             return declared
@@ -308,7 +283,7 @@ class EtcdKeys:
         self._backends.remove(key)
 
     def _rebuild_backends(self) -> None:
-        self._changed.update(self._backends.rebuild(self._kept))
+        self._changed.update(self._backends.rebuild(self.kept))
 
 
 class RegisteredBackends:
@@ -320,8 +295,7 @@ class RegisteredBackends:
         """By service."""
         self._changed: set[str] = set()
         """Services whose backends changed since their list was made."""
-        self._lists: dict[str, tuple[RegisteredBackend, ...]] = {}
-        self.by_service: Mapping[str, tuple[RegisteredBackend, ...]] = MappingProxyType(self._lists)
+        self.by_service: dict[str, tuple[RegisteredBackend, ...]] = {}
         """Registered backends by service, in order of their keys; above a service's limit, those that
         were written first. Unchanged lists are the same object."""
 
@@ -332,7 +306,7 @@ class RegisteredBackends:
             self._by_key[key] = parsed
             self._keys.setdefault(service, set()).add(key)
             # A key that comes when others fill the list already was written after them.
-            if not (new and len(self._lists.get(service, ())) >= limits.BACKENDS):
+            if not (new and len(self.by_service.get(service, ())) >= limits.BACKENDS):
                 self._changed.add(service)
 
     def remove(self, key: str) -> None:
@@ -347,17 +321,13 @@ class RegisteredBackends:
             keys = sorted(self._keys[service])
             if not keys:
                 del self._keys[service]
-                self._lists.pop(service, None)
+                self.by_service.pop(service, None)
                 continue
             if len(keys) > limits.BACKENDS:
                 first = sorted(keys, key=lambda key: kept[key].mod_revision)[: limits.BACKENDS]
                 keys = sorted(first)
-            self._lists[service] = tuple(
+            self.by_service[service] = tuple(
                 RegisteredBackend(unit_name(key), self._by_key[key][1]) for key in keys
             )
         rebuilt, self._changed = self._changed, set()
         return rebuilt
-
-
-def _internal(declaration: Declaration) -> bool:
-    return any(problem.trace for problem in declaration.problems)

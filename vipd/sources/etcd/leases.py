@@ -1,6 +1,4 @@
-"""What is in etcd as long as a process renews its lease: a host's report, a backend's registration, and the
-right to hold addresses of LANs.
-"""
+"""What is in etcd as long as a process renews its lease: a host's report, and a backend's registration."""
 
 from __future__ import annotations
 
@@ -12,17 +10,14 @@ from dataclasses import asdict, dataclass, field
 from datetime import datetime
 from math import inf
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from vipd.declaration.bounded_json import BeyondLimitsError, read_json
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
 from vipd.host.supervisor import Backoff, LoopState
 from vipd.model.limits import ETCD_SMALL_VALUE_BYTES
 from vipd.sources.etcd.client import EtcdClient
-from vipd.sources.etcd.errors import EtcdError, RejectedError
-
-if TYPE_CHECKING:
-    from vipd.host.lan.answers import LanAnswers
+from vipd.sources.etcd.errors import EndpointError, EtcdError
 
 log = logging.getLogger(__name__)
 
@@ -31,14 +26,10 @@ CLOSE_TIMEOUT_SECONDS = 1.0
 """How long the end of the daemon may wait for etcd."""
 DEREGISTER_TIMEOUT_SECONDS = 3.0
 REGISTRATION_BACKOFF = Backoff(initial=0.2, maximum=5.0)
-MAX_VERSION = 60
-"""Characters."""
+MAX_TEXT = 60
+"""Characters of a version, of a number, or of an announced address or its reason."""
 MAX_ANNOUNCED = 200
 """Announced addresses in one report: 12 KB at most, of the 16 KB that a small value may have."""
-MIN_TTL_SECONDS = 2
-"""etcd grants no shorter lease with its default election timeout of 1 s."""
-EXPIRY_SECONDS = 1.0
-"""From the end of a lease to the next holder: etcd looks for expired leases every 0.5 s, and two writes."""
 
 
 class Lease:
@@ -61,8 +52,9 @@ class Lease:
         self.id = self.id or await self._client.grant_lease(self.ttl)
         try:
             await self._client.put(key, value, self.id)
-        except RejectedError:
-            self.id = 0  # most likely it has expired
+        except EtcdError as error:
+            if not isinstance(error, EndpointError):  # refused: it has expired, or holds nothing
+                await self.end(CLOSE_TIMEOUT_SECONDS)
             raise
 
     async def end(self, seconds: float) -> Exception | None:
@@ -99,30 +91,24 @@ def read_report(value: str) -> tuple[dict[str, Any], str]:
     be read is 0 or empty."""
     report = {**asdict(HostReport("", 0, 0, "")), "announced": {}}
     del report["name"]
-    document: Any = {}
     fault = ""
     try:
         document = read_json(value, ETCD_SMALL_VALUE_BYTES)
-    except BeyondLimitsError as error:
-        fault = str(error)
-    except ValueError:
-        fault = "it is not JSON"
-    if not isinstance(document, dict):
-        document, fault = {}, "it is no JSON object"
-    for name in ("revision", "services", "problems"):
-        number = document.get(name, 0)
-        if type(number) is int and 0 <= number < 2**64:
-            report[name] = number
+        for name in ("revision", "services", "problems"):
+            number = document.get(name, 0)
+            if type(number) is int and 0 <= number < 2**64:
+                report[name] = number
+            else:
+                fault = f"{name} is no number"
+        if _is_short(version := document.get("version", "")):
+            report["version"] = version
         else:
-            fault = f"{name} is no number"
-    if _is_short(version := document.get("version", "")):
-        report["version"] = version
-    else:
-        fault = "version is no version"
-    report["maintenance"] = document.get("maintenance") is True
-    if isinstance(announced := document.get("announced"), dict):
-        words = list(announced.items())[:MAX_ANNOUNCED]
-        report["announced"] = {w: why for w, why in words if _is_short(w) and _is_short(why, inf)}
+            fault = "version is no version"
+        report["maintenance"] = document.get("maintenance") is True
+        announced = list(document.get("announced", {}).items())[:MAX_ANNOUNCED]
+        report["announced"] = {w: why for w, why in announced if _is_short(w) and _is_short(why)}
+    except (ValueError, AttributeError) as error:
+        fault = str(error) if isinstance(error, BeyondLimitsError) else "it is no JSON object of a host"
     return report, fault and f"its report cannot be read: {fault}"
 
 
@@ -248,98 +234,8 @@ class Registration:
             self._report(state, event)
 
 
-@dataclass(frozen=True, slots=True)
-class LeaseTimes:
-    """Durations in seconds that follow from the time within which a lost host is replaced."""
-
-    ttl: int
-
-    @classmethod
-    def within(cls, takeover: float) -> LeaseTimes:
-        """For a takeover within so many seconds."""
-        return cls(max(MIN_TTL_SECONDS, int(takeover - EXPIRY_SECONDS)))
-
-    @property
-    def margin(self) -> float:
-        """For clocks that run at different rates: 10 %, where quartz needs 0.01 %."""
-        return self.ttl / 10
-
-    @property
-    def gate(self) -> float:
-        """How long the gate stays open without a renewal."""
-        return (self.ttl - self.margin) / 2
-
-    @property
-    def interval(self) -> float:
-        """Between two renewals: two may fail before the gate closes."""
-        return self.gate / 3
-
-    @property
-    def timeout(self) -> float:
-        """For one member of etcd to answer."""
-        return self.ttl / 4
-
-
-class HostLease:
-    """Gets and renews the lease under which this host holds addresses of LANs, and opens a gate while it is
-    valid.
-
-    The order of requests is what `vipd.host.lan.answer_gate` relies on: the gate is prepared, or was
-    extended, before each request is sent, and is opened or extended only after its answer.
-    """
-
-    def __init__(
-        self, client: EtcdClient, gate: LanAnswers, times: LeaseTimes, changed: Callable[[], None]
-    ) -> None:
-        self._client, self._gate, self._times, self._changed = client, gate, times, changed
-        self._lease = Lease(client, times.ttl)
-        self.is_open = False
-        """The gate was open after the last renewal."""
-        self.loop_state = LoopState(
-            Backoff(times.interval, times.interval, jitter=0.2), reported_elsewhere=True
-        )
-        """How the loop is run, and its state. It does not slow down: addresses may have no holder."""
-
-    @property
-    def id(self) -> int:
-        """Of the lease; 0: none, or one that may be lost."""
-        return self._lease.id
-
-    async def run(self) -> None:
-        """Renew until that fails. Raises EtcdError and OSError; run it again then, with `loop_state`."""
-        while True:
-            await self.renew()
-            self.loop_state.clear_fault()
-            await asyncio.sleep(self._times.interval)
-
-    async def renew(self) -> None:
-        """One renewal; a new lease if there is none or etcd says that it is no more. Raises EtcdError,
-        OSError."""
-        seconds, was_open = self._times.gate, self.is_open
-        if not was_open:
-            await self._gate.prepare(seconds)
-        if not self._lease.id:
-            self._lease.id = await self._client.grant_lease(self._times.ttl)
-        elif not await self._client.renew_lease(self._lease.id):
-            # What this host held may belong to another host by now.
-            log.warning("the lease for addresses of the LAN has expired; this host gives them up")
-            await self._gate.reset()
-            self.is_open, self._lease.id = False, 0
-            self._changed()
-            return
-        self.is_open = await (self._gate.extend if was_open else self._gate.open)(seconds)
-        if self.is_open != was_open:
-            log.info("answers for addresses of the LAN: %s", "on" if self.is_open else "off until a renewal")
-            self._changed()
-
-    async def close(self) -> None:
-        """End the lease, after the gate has been closed. Waits a moment at most."""
-        if fault := await self._lease.end(CLOSE_TIMEOUT_SECONDS):
-            log.info("the lease of this host stays for up to %d s: %s", self._times.ttl, fault)
-
-
-def _is_short(value: object, most: float = MAX_VERSION) -> bool:
-    return isinstance(value, str) and len(value) <= most and value.isprintable()
+def _is_short(value: object) -> bool:
+    return isinstance(value, str) and len(value) <= MAX_TEXT and value.isprintable()
 
 
 def _reason(error: Exception) -> str:

@@ -3,9 +3,9 @@
 Every write is a transaction that fails if another client has changed one of its keys since this host last
 received it.
 
-The note is at one key, written in the transaction that writes the services. etcd keeps every version of that
-key, and of the services, until it is compacted: the notes are read one after the other, each at the revision
-before the next one. What others write to etcd, as with etcdctl, has no note.
+Each note is a key of its own, written in the transaction that writes the services, so that its revision is
+that of the change. What the services were is in etcd's own earlier revisions, until these are compacted. What
+others write to etcd, as with etcdctl, has no note.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import contextlib
 import json
 import math
 from collections import Counter
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TypeVar
@@ -23,19 +23,12 @@ from typing import TypeVar
 from vipd.declaration.bounded_json import read_json
 from vipd.declaration.operations import Outcome, RefusedError
 from vipd.declaration.problems import printable
-from vipd.model.override import Override, OverrideKey, OverrideTarget, merge_parts
+from vipd.model.override import Override, OverrideTarget
 from vipd.model.service import Service
 from vipd.model.text import one_line
 from vipd.sources.etcd.client import EtcdClient, KeyValue
 from vipd.sources.etcd.errors import CompactedError, EndpointError, EtcdError
-from vipd.sources.etcd.fleet import (
-    named_overrides,
-    names_of_targets,
-    override_names,
-    override_value,
-    read_override,
-    service_value,
-)
+from vipd.sources.etcd.fleet import names_of_targets, override_name, override_value, service_value
 from vipd.sources.etcd.follow import EtcdSource
 from vipd.sources.etcd.values import Layout, read_service_value, unit_name
 from vipd.sources.history import MAX_ENTRIES, MAX_TEXT, NAMES_KEPT, NO_NOTE, ChangeNote, Entry
@@ -114,30 +107,32 @@ class EtcdStore:
         deletes = [self._key(name) for name, action in results.items() if action == "removed"]
         changing = bool(puts or deletes)
         if changing:
-            puts[self._layout.history] = (note_value(self._clock(), note, self._host, outcome), 0)
+            now = self._clock()
+            key = f"{self._layout.history}{now.isoformat()} {self._host}"
+            puts[key] = (note_value(now, note, self._host, outcome), 0)
         # If nothing changes, unchanged services count too: this host may not know the latest change yet.
         names = [name for name, action in results.items() if action != "unchanged"] or list(results)
         revision = await self._write([self._key(name) for name in names], puts, deletes)
+        if changing:
+            await self._drop_old_notes()
         present = {self._key(name): results[name] != "removed" for name in names}
         return WriteResult(revision if changing else 0, present)
 
     async def put_override(self, override: Override) -> WriteResult:
-        """Write an override beside the other part of an earlier one; one that expires gets a lease that
-        expires with it."""
-        known, wanted = self._overrides_at_keys(override)
-        values = {key: override_value(o) for key, o in wanted.items() if known.get(key) != o}
-        gone = known.keys() - wanted.keys()
-        puts = dict[str, tuple[str, int]]()
+        """Write an override, each part at a key of its own, beside an earlier other part; one that expires
+        gets a lease that expires with it."""
+        start, parts = self._layout.overrides, override.parts()
+        values = {f"{start}{override_name(key)}": override_value(part) for key, part in parts.items()}
+        lease = await self._lease(override.until) if values else 0
+        puts = {key: (value, lease) for key, value in values.items()}
         try:
-            for key, value in values.items():
-                puts[key] = (value, await self._lease(wanted[key].until))
-            revision = await self._write([*gone, *puts], puts, gone) if gone or puts else 0
+            revision = await self._write([*puts], puts, ()) if puts else 0
         except RefusedError:
-            for lease in (lease for _, lease in puts.values() if lease):
+            if lease:
                 with contextlib.suppress(EtcdError):
                     await self._client.revoke_lease(lease)
             raise
-        return WriteResult(revision, dict.fromkeys(gone, False) | dict.fromkeys(puts, True))
+        return WriteResult(revision, dict.fromkeys(puts, True))
 
     async def clear_overrides(self, targets: Collection[OverrideTarget]) -> WriteResult:
         """Delete the overrides of these targets."""
@@ -178,76 +173,39 @@ class EtcdStore:
 
     async def history(self) -> tuple[Entry, ...]:
         """The newest changes, at most `MAX_ENTRIES`, the oldest first."""
-        entries, revision = list[Entry](), 0
-        for _ in range(MAX_ENTRIES):
-            note = await _asked(self._note_at(revision))
-            if note is None:
-                break
-            entries += read_note(note)
-            revision = note.mod_revision - 1
-            if revision < 1:
-                break
-        return tuple(reversed(entries))
+        notes = await _asked(self._client.newest(self._layout.history, MAX_ENTRIES))
+        return tuple(entry for note in reversed(notes) for entry in read_note(note))
 
-    async def _note_at(self, revision: int) -> KeyValue | None:
-        """The last note up to a revision (0: the newest), unless it has been compacted. Raises EtcdError."""
-        with contextlib.suppress(CompactedError):
-            return await self._client.get(self._layout.history, revision)
-        return None
+    async def _drop_old_notes(self) -> None:
+        """Delete the older ones of twice as many as are shown. If that fails, the next change tries again."""
+        with contextlib.suppress(EtcdError):
+            notes = await self._client.newest(self._layout.history, 3 * MAX_ENTRIES, keys_only=True)
+            if len(notes) >= 2 * MAX_ENTRIES:
+                await self._client.txn({}, deletes=[note.key for note in notes[-MAX_DELETES_PER_TXN:]])
 
     async def changes_in(self, entry: Entry) -> list[tuple[str, Service | None, Service | None]]:
         """The services that an entry names, each before and after it."""
-        return [
-            (
-                name,
-                await self._service_at(name, entry.revision - 1),
-                await self._service_at(name, entry.revision),
-            )
-            for name, _ in entry.named
-        ]
+        names = [name for name, _ in entry.named]
+        before = await self._services_at(names, entry.revision - 1)
+        after = await self._services_at(names, entry.revision)
+        return [(name, before.get(name), after.get(name)) for name in names]
 
     async def services_since(self, revision: int) -> Mapping[str, Service | None]:
         """What the services that changed since a revision were at it; None: not there."""
-        start = self._layout.services
+        start, names = self._layout.services, self.services.keys()
         listing = await _asked(self._client.list_keys([start], revision=revision), revision)
         earlier = {kv.key.removeprefix(start): kv for kv in listing.kvs}
-        names = self.services.keys()
         changed: dict[str, Service | None] = {
-            name: _service(name, kv)
+            name: self._service(kv)
             for name, kv in earlier.items()
-            if name not in names or self._known.mod_revision(self._key(name)) != kv.mod_revision
+            if name not in names or self._known.mod_revision(kv.key) != kv.mod_revision
         }
         return changed | dict.fromkeys(names - earlier.keys())
 
-    async def _service_at(self, name: str, revision: int) -> Service | None:
-        if revision < 1:
-            return None
-        kv = await _asked(self._client.get(self._key(name), revision), revision)
-        return _service(name, kv) if kv else None
-
-    def _overrides_at_keys(
-        self, override: Override
-    ) -> tuple[dict[str, Override | None], dict[str, Override]]:
-        """The current values at the keys of an override's target (None: none that stays), and the new values
-        with this override."""
-        start, known, parts = (
-            self._layout.overrides,
-            dict[str, Override | None](),
-            dict[OverrideKey, Override](),
-        )
-        for name in override_names(override.target):
-            stored = read_override(self._known.overrides.get(name, ""))
-            # Values that cannot be read, or have another target, are not deleted.
-            if isinstance(stored, Override) and stored.target == override.target:
-                current = {
-                    key: part
-                    for key, part in stored.parts().items()
-                    if part.until is None or part.until > self._clock()
-                }
-                parts |= current
-                known[f"{start}{name}"] = merge_parts(current)[0] if current else None
-        wanted = named_overrides({**parts, **override.parts()})
-        return known, {f"{start}{name}": o for name, o in wanted.items()}
+    async def _services_at(self, names: Iterable[str], revision: int) -> dict[str, Service]:
+        """Those of some services that were there at a revision."""
+        kvs = await _asked(self._client.get_all([*map(self._key, names)], revision), revision)
+        return {service.name: service for service in map(self._service, kvs)}
 
     async def _lease(self, until: datetime | None) -> int:
         if until is None:
@@ -262,6 +220,14 @@ class EtcdStore:
 
     def _key(self, name: str) -> str:
         return f"{self._layout.services}{name}"
+
+    def _service(self, kv: KeyValue) -> Service:
+        """The service in an earlier value. Raises RefusedError."""
+        declared = read_service_value(kv.key, kv.key.removeprefix(self._layout.services), kv.value)
+        if not declared.ok:
+            what = f"{printable(kv.key)} of revision {kv.mod_revision} cannot be used"
+            raise RefusedError("invalid", what, problems=declared.problems)
+        return declared.services[0]
 
     def _values(self, outcome: Outcome) -> dict[str, str]:
         return {
@@ -331,12 +297,3 @@ def read_note(kv: KeyValue) -> tuple[Entry, ...]:
     except (ValueError, TypeError, KeyError, AttributeError):
         return ()
     return (Entry(kv.mod_revision, at, by, reason, actions, named),) if at.tzinfo else ()
-
-
-def _service(name: str, kv: KeyValue) -> Service:
-    """The service in an earlier value. Raises RefusedError."""
-    declared = read_service_value(kv.key, name, kv.value)
-    if not declared.ok:
-        what = f"{printable(kv.key)} of revision {kv.mod_revision} cannot be used"
-        raise RefusedError("invalid", what, problems=declared.problems)
-    return declared.services[0]

@@ -7,11 +7,12 @@ service; a name in the value must be the same.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections import Counter
 from collections.abc import Collection
-from dataclasses import dataclass, replace
-from hashlib import blake2b, sha256
+from dataclasses import replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
 from vipd.declaration.body_pattern import literal_text
@@ -28,39 +29,29 @@ from vipd.model.text import byte_size
 
 if TYPE_CHECKING:
     from vipd.sources.etcd.client import KeyValue
+    from vipd.sources.etcd.snapshot_file import StoredKey
 
 SOURCE = "etcd"
+_NAME = re.compile("[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")
 
 
 ParsedValue = Declaration | tuple[str, Backend] | None
 """A parsed value: a declaration, a backend registered for a service, or None if it is not parsed here."""
 
 
-@dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of keys below the prefix."""
+    """The layout of keys below the prefix. Each attribute is how the keys of a kind begin."""
 
-    prefix: str
-
-    @property
-    def services(self) -> str:
-        """Start of the keys that are services."""
-        return f"{self.prefix}services/"
-
-    @property
-    def backends(self) -> str:
-        """Start of the keys that are registered backends."""
-        return f"{self.prefix}backends/"
-
-    @property
-    def overrides(self) -> str:
-        """Start of the keys that are overrides."""
-        return f"{self.prefix}overrides/"
-
-    @property
-    def history(self) -> str:
-        """The key of the note on the last change of services that vipctl made."""
-        return f"{self.prefix}history"
+    def __init__(self, prefix: str) -> None:
+        self.services = f"{prefix}services/"
+        self.backends = f"{prefix}backends/"
+        """Of registered backends."""
+        self.overrides = f"{prefix}overrides/"
+        self.history = f"{prefix}history/"
+        """Of notes on changes of services that vipctl made."""
+        self.followed = self.services, self.backends, self.overrides
+        """`hosts/` is not among them: reports of hosts would wake all hosts; nor is the history, which no
+        host needs to follow."""
 
     def folder(self, key: str) -> str:
         """The folder of a key, whose keys are one author's: the first below `services/` or `backends/`; empty
@@ -69,12 +60,6 @@ class Layout:
             if key.startswith(start):
                 return _folder(start, key.removeprefix(start))
         return ""
-
-    @property
-    def followed(self) -> tuple[str, ...]:
-        """How the followed keys begin. `hosts/` is not included: reports of hosts would wake all hosts; nor
-        is the history, which no host needs to follow."""
-        return self.services, self.backends, self.overrides
 
 
 def unit_name(key: str) -> str:
@@ -90,67 +75,73 @@ class FolderBudget:
     """What is kept of keys and values, so that the excess of one folder leaves room for all others.
 
     A folder is the first one below `services/` or `backends/`, or `overrides/`. Of a value that is too large,
-    or beyond what the folder may have, the reason is kept instead; of keys beyond their number only a digest,
-    but of the first one.
+    or beyond what the folder may have, the reason is kept instead; keys beyond their number are only counted,
+    but for the first one.
     """
 
     def __init__(self, layout: Layout, known: Collection[str] = ()) -> None:
         """`known`: keys that are kept, whatever their number; their values do not count yet."""
         self._layout, self._known = layout, frozenset(known)
+        self.size = 0
+        """Bytes of all keys and values that are kept."""
         self._sizes = Counter[str]()
-        """Bytes of each folder that are kept; of the keys without one, by an empty name."""
+        """The same of each folder; of the keys without one, by an empty name."""
         self._numbers = Counter(map(self._folder, known))
         """Keys of each folder that are kept."""
-        self._left_out: dict[str, set[int]] = {}
-        """Digests of the keys that are not kept, by folder."""
-
-    @property
-    def size(self) -> int:
-        """Bytes of all keys and values that are kept."""
-        return self._sizes.total()
+        self._left_out = Counter[str]()
+        """Keys of each folder that are not kept."""
 
     def left_out(self, start: str) -> int:
         """How many keys that begin so are not kept."""
-        return sum(len(keys) for folder, keys in self._left_out.items() if folder.startswith(start))
+        return sum(number for folder, number in self._left_out.items() if folder.startswith(start))
 
     def listed(self, removed: Collection[str]) -> None:
         """The store was listed; it has no more of the known keys than all but these."""
         self._numbers.subtract(map(self._folder, self._known.intersection(removed)))
         self._known = frozenset()
 
-    def remove(self, key: str, kept: str | None) -> None:
-        """A key is no more in the store; its value was this, or None if the key was left out."""
+    def remove(self, key: str, kept: StoredKey | None, existed: bool) -> None:
+        """A key is no more in the store, if it was there; `kept` is what was kept of it, None: it was left
+        out."""
         folder = self._folder(key)
         if kept is not None:
             self._numbers[folder] -= 1
-            self._sizes[folder] -= byte_size(key) + byte_size(kept)
-        self._left_out.get(folder, set()).discard(_digest(key))
+            self._add(folder, -byte_size(key) - byte_size(kept.value))
+        else:
+            self._left_out[folder] -= existed
 
-    def shortened(self, kv: KeyValue, before: str | None = None) -> KeyValue | None:
+    def shortened(
+        self, kv: KeyValue, kept: StoredKey | None = None, existed: bool = False
+    ) -> KeyValue | None:
         """A key and its value as they are kept; adds them to their folder. None: the key is left out.
-        `before`: the value that it had, which counts no longer."""
+        `kept`: what was kept of it before, which counts no longer; of one that existed nothing was kept if it
+        was left out."""
         key, value, layout = short_key(kv.key), kv.value, self._layout
         is_service = key.startswith(layout.services)
         most = limits.ETCD_SERVICE_BYTES if is_service else limits.ETCD_SMALL_VALUE_BYTES
         if (size := byte_size(value)) > most:
             value = f"{REFUSED}it has {size} bytes, of which {most} are the most"
         folder = self._folder(key)
-        if before is not None:
-            self._sizes[folder] -= byte_size(key) + byte_size(before)
+        if kept is not None:
+            self._add(folder, -byte_size(key) - byte_size(kept.value))
         elif key not in self._known:
             beyond = self._numbers[folder] - limits.ETCD_FOLDER_KEYS if folder else -1
             if beyond > 0:
-                self._left_out.setdefault(folder, set()).add(_digest(key))
+                self._left_out[folder] += not existed
                 return None
             if beyond == 0:
                 value = f"{REFUSED}its folder has more than {limits.ETCD_FOLDER_KEYS} keys"
             self._numbers[folder] += 1
-            self._left_out.get(folder, set()).discard(_digest(key))
+            self._left_out[folder] -= existed
         most = limits.ETCD_OVERRIDES_BYTES if folder == layout.overrides else limits.ETCD_FOLDER_BYTES
         if folder and self._sizes[folder] + byte_size(key) + byte_size(value) > most:
             value = f"{REFUSED}the keys of its folder have more than {most >> 20} MiB"
-        self._sizes[folder] += byte_size(key) + byte_size(value)
+        self._add(folder, byte_size(key) + byte_size(value))
         return kv._replace(key=key, value=value)
+
+    def _add(self, folder: str, size: int) -> None:
+        self._sizes[folder] += size
+        self.size += size
 
     def _folder(self, key: str) -> str:
         """The folder whose budget a key uses; empty: none."""
@@ -158,12 +149,6 @@ class FolderBudget:
             return self._layout.overrides
         folder = self._layout.folder(key)
         return "" if folder == self._layout.services else folder
-
-
-def _digest(key: str) -> int:
-    """A number of 64 bits that stands for a key."""
-    digest = blake2b(key.encode(errors="surrogateescape"), digest_size=8).digest()
-    return int.from_bytes(digest, "big")
 
 
 def short_key(key: str) -> str:
@@ -193,13 +178,13 @@ def read_value(layout: Layout, key: str, value: str, *, accepted: bool = False) 
 
 def read_service_value(key: str, name: str, text: str, *, accepted: bool = False) -> Declaration:
     """Parses the value of a service's key: one service or problems, never both none. Never raises."""
-    place = unit_name(key)
-    if too_long := _too_long(place, text, limits.ETCD_SERVICE_BYTES):
+    file = unit_name(key)
+    if too_long := _too_long(file, text, limits.ETCD_SERVICE_BYTES):
         return Declaration(problems=(too_long,))
-    found = parse_value(text, place, SOURCE, accepted=accepted)
-    problems = [*found.problems, *_misplaced(place, name, found)]
-    services = tuple(_named(service, name, key) for service in found.services[:1])
-    return Declaration(services, tuple(dict.fromkeys(problems)), found.notes)
+    declared = parse_value(text, file, SOURCE, accepted=accepted)
+    problems = [*declared.problems, *_misplaced(file, name, declared)]
+    services = tuple(_named(service, name, key) for service in declared.services[:1])
+    return Declaration(services, tuple(dict.fromkeys(problems)), declared.notes)
 
 
 def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | Declaration:
@@ -208,8 +193,8 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
     `rest` is the key without its prefix: `SERVICE/ADDRESS:PORT`. The value is empty, or a mapping with a
     backend's keys besides address and port: `{weight: 2}`.
     """
-    place, faults = unit_name(key), Faults()
-    if too_long := _too_long(place, text, limits.ETCD_SMALL_VALUE_BYTES):
+    file, faults = unit_name(key), Faults()
+    if too_long := _too_long(file, text, limits.ETCD_SMALL_VALUE_BYTES):
         return Declaration(problems=(too_long,))
     service, _, where = rest.rpartition("/")
     yaml = read_values(text)
@@ -230,17 +215,17 @@ def read_registration(key: str, rest: str, text: str) -> tuple[str, Backend] | D
         _refuse_checks(faults, backend)
     if backend and not faults.kept and not yaml.faults:
         return service, backend
-    return Declaration(problems=Places(place, yaml, [faults]).problems(faults, yaml).by_line())
+    return Declaration(problems=Places(file, yaml, [faults]).problems(faults, yaml).by_line())
 
 
-def _too_long(place: str, text: str, most: int) -> Problem | None:
+def _too_long(file: str, text: str, most: int) -> Problem | None:
     size = byte_size(text)
     if size <= most:
         return None
     hint = "give the service fewer backends, or declare it in a file"
     if most == limits.ETCD_SMALL_VALUE_BYTES:
         hint = "a backend needs some hundred bytes"
-    return Problem(place, 0, "", f"the value has {size} bytes, of which {most} are the most", hint)
+    return Problem(file, 0, "", f"the value has {size} bytes, of which {most} are the most", hint)
 
 
 def _refuse_checks(faults: Faults, backend: Backend | None) -> None:
@@ -267,26 +252,21 @@ def _refuse_checks(faults: Faults, backend: Backend | None) -> None:
         faults.add((0, "check", "send"), what, hint)
 
 
-def _misplaced(place: str, name: str, found: Declaration) -> list[Problem]:
+def _misplaced(file: str, name: str, declared: Declaration) -> list[Problem]:
     """The problems of a value that is valid by itself."""
-    if name.count("/") > 1 or not _is_name(name):
+    if name.count("/") > 1 or not _NAME.fullmatch(name):
         hint = "1 to 128 of A-Z a-z 0-9 . _ / -, at most one slash, a letter or digit at both ends"
-        return [Problem(place, 0, "", "the key names no service", hint)]
-    if not found.ok:
+        return [Problem(file, 0, "", "the key names no service", hint)]
+    if not declared.ok:
         return []
-    if len(found.services) != 1:
-        what = f"the value declares {len(found.services)} services, and not one"
-        return [Problem(place, 0, "", what, f"a service, or a document with apiVersion: {API_VERSION}")]
-    service = found.services[0]
+    if len(declared.services) != 1:
+        what = f"the value declares {len(declared.services)} services, and not one"
+        return [Problem(file, 0, "", what, f"a service, or a document with apiVersion: {API_VERSION}")]
+    service = declared.services[0]
     if _has_name(service) and service.name != name:
         what = f"the name {service.name} is not the key's, {name}"
-        return [Problem(place, service.origin.line, "name", what, "leave it out, or write another key")]
+        return [Problem(file, service.origin.line, "name", what, "leave it out, or write another key")]
     return []
-
-
-def _is_name(name: str) -> bool:
-    ends = name[:1].isalnum() and name[-1:].isalnum()
-    return len(name) <= 128 and name.isascii() and ends and all(c.isalnum() or c in "._/-" for c in name)
 
 
 def _has_name(service: Service) -> bool:
