@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import zlib
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,6 +22,12 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 NEWEST = folders()[-1]
 LATER = "of_a_later_version"
+EXTEND_NAMED = """
+update entry set value =
+  cast(replace(cast(value as text), 'name: named', 'name: named' || char(10) || '    LATER: 1') as blob)
+where bucket = 'accepted'
+"""
+STORE = ("state.db", "state.db.last-good")
 
 
 @pytest.fixture
@@ -39,9 +45,9 @@ def change(daemon: Daemon, name: str, new: Callable[[str], str]) -> None:
     assert path.read_text() != before
 
 
-def in_database(daemon: Daemon, statement: str) -> None:
-    """Change the database, and its copy."""
-    for name in ("state.db", "state.db.last-good"):
+def in_database(daemon: Daemon, statement: str, *names: str) -> None:
+    """Change databases."""
+    for name in names or STORE:
         with closing(sqlite3.connect(daemon.state_dir / name, isolation_level=None)) as database:
             database.execute(statement)
 
@@ -52,14 +58,6 @@ def with_json(new: Callable[[Any], Any]) -> Callable[[str], str]:
 
 def in_lines(new: Callable[[Any], Any]) -> Callable[[str], str]:
     return lambda text: "".join(json.dumps(new(json.loads(line))) + "\n" for line in text.splitlines())
-
-
-def in_summed_lines(new: Callable[[Any], Any]) -> Callable[[str], str]:
-    def changed(text: str) -> str:
-        lines = [json.dumps(new(json.loads(line.partition(" ")[2]))) for line in text.splitlines()]
-        return "".join(f"{zlib.crc32(line.encode()):08x} {line}\n" for line in lines)
-
-    return changed
 
 
 def extended(value: dict[str, Any]) -> dict[str, Any]:
@@ -77,8 +75,10 @@ def with_second_override_extended(value: dict[str, Any]) -> dict[str, Any]:
 
 def declare_accepted(daemon: Daemon) -> None:
     """The files of declarations are those of the copies, newer keys too."""
-    for copy in (daemon.state_dir / "accepted").iterdir():
-        (daemon.services_dir / copy.name.rpartition("%2F")[2]).write_text(copy.read_text())
+    with closing(sqlite3.connect(daemon.state_dir / "cache.db")) as database:
+        rows = database.execute("select key, value from entry where bucket = 'accepted' and key != x''")
+        for path, text in rows:
+            (daemon.services_dir / Path(path.decode()).name).write_bytes(text)
 
 
 def refused(daemon: Daemon, *command: str) -> str:
@@ -100,9 +100,7 @@ def test_unknown_keys(lab: Lab) -> None:
         change(daemon, name, with_json(extended))
     for name in ("events.jsonl", "events.1.jsonl"):
         change(daemon, name, in_lines(extended))
-    change(daemon, "etcd/snapshot", in_summed_lines(extended))
-    in_named = re.compile(r"(name: named\n( +))")
-    change(daemon, "shop.yaml", lambda text: in_named.sub(rf"\1{LATER}: 1\n\2", text))
+    in_database(daemon, EXTEND_NAMED.replace("LATER", LATER), "cache.db")
     extend = "update service set text = json_set(text, '$.LATER', 1) where name = 'api'"
     in_database(daemon, extend.replace("LATER", LATER))
     change(daemon, "overrides.json", with_json(with_second_override_extended))
@@ -146,19 +144,20 @@ def test_another_format(lab: Lab) -> None:
     before = place(NEWEST, daemon)
     for name in ("health.json", "names.json"):
         change(daemon, name, with_json(numbered))
-    change(daemon, "etcd/snapshot", in_summed_lines(numbered))
-    in_database(daemon, "pragma user_version = 2")
-    change(daemon, "dataplane", lambda _: "ebpf\n")
-    change(daemon, "late.yaml", lambda text: text.replace("vipd/v1", "vipd/v2"))
     declare_accepted(daemon)
+    in_database(daemon, "pragma user_version = 2", "cache.db", *STORE)
+    change(daemon, "dataplane", lambda _: "ebpf\n")
+    late = daemon.services_dir / "late.yaml"
+    late.write_text(late.read_text().replace("vipd/v1", "vipd/v2"))
     with daemon:
         assert daemon.endpoints("shop") == list(before["backends"]["shop"])
         for lost in ("late", "web", "api", "fleet", "named"):
             assert not daemon.endpoints(lost), lost
-        assert kept_aside(daemon) == {"health.json", "names.json", "etcd/snapshot", "dataplane"}
+        assert kept_aside(daemon) == {"health.json", "names.json", "dataplane"}
         for name in kept_aside(daemon):
             assert re.search(rf"{name}: .*it is kept as", daemon.log), name
-        assert "state.db: cannot be read: a newer version of vipd wrote it (form 2, " in daemon.log
+        for name in ("state.db", "cache.db"):
+            assert f"{name}: cannot be read: a newer version of vipd wrote it (form 2, " in daemon.log
         assert daemon.status()["dataplane"]["name"] == "iptables"
         assert "move the file aside" in refused(daemon, "add", "10.96.1.9:80", "10.244.0.11:80")
         lab.client.send(VIPS["shop"], 80, count=4).all_answered()

@@ -71,7 +71,7 @@ class _FileWatcher:
     async def scan(self) -> None:
         """Scan; the reconciler wakes if anything is new."""
         files, faults = self._files, self._files.faults()
-        if await asyncio.to_thread(files.scan, False) or files.faults() != faults or files.copy_failed:
+        if await asyncio.to_thread(files.scan, False) or files.faults() != faults:
             self._reconciler.request_sync()
 
     def begin(self) -> None:

@@ -61,7 +61,7 @@ Warnings = Callable[[], Sequence[str]]
 
 def check(settings: Settings) -> int:
     """Print every problem of the declarations that these settings lead to; 1 when there is any."""
-    files, store = sources(settings, repair=False)  # the daemon may run
+    files, store, _ = sources(settings, repair=False)  # the daemon may run
     files.scan()
     dataplane = ChosenDataplane(settings.state_dir).read() or settings.dataplane
     host = Host(settings, HostChanges(settings.state_dir), dataplane=lambda: dataplane)
@@ -96,6 +96,7 @@ async def once(settings: Settings) -> int:
             if await _first_answers(parts):
                 applied = await parts.reconciler.step()
         await asyncio.to_thread(parts.resolver.close)
+        await asyncio.to_thread(parts.cache.close)
         faults = [fault for source in parts.sources for fault in source.faults()]
         faults += parts.reconciler.progress.quarantined
         return 0 if applied and not parts.reconciler.problems and not faults else 1
@@ -170,6 +171,7 @@ async def _stop(parts: Parts, work: Sequence[asyncio.Task[NoReturn]]) -> None:
         await parts.lan.close()
     if parts.fleet:
         await parts.fleet.close()
+    await asyncio.to_thread(parts.cache.close)
 
 
 @contextlib.asynccontextmanager
@@ -248,6 +250,7 @@ def _warnings_of(
     return lambda: [
         *state_faults(parts.settings.state_dir),
         *(warning for each in listeners for warning in each.warnings),
+        *parts.cache.warnings,
         *parts.health.warnings(),
         *name_warnings(parts.resolver),
         *notifier.warnings,

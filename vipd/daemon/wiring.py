@@ -48,6 +48,8 @@ from vipd.resolver.lookup import ServerOptions
 from vipd.resolver.remote import RemoteLookup
 from vipd.resolver.resolver import Resolver, ResolverOptions
 from vipd.sources.base import Source
+from vipd.sources.cache import FILE_NAME as CACHE_FILE
+from vipd.sources.cache import Cache
 from vipd.sources.files import FileSource
 from vipd.sources.maintenance_store import FILE_NAME as MAINTENANCE_FILE
 from vipd.sources.maintenance_store import MaintenanceStore
@@ -68,6 +70,7 @@ class Parts:
     """The wired objects of one daemon."""
 
     settings: Settings
+    cache: Cache
     files: FileSource
     store: StoreSource
     overrides: OverrideStore
@@ -104,11 +107,12 @@ class Parts:
         self.overrides.reload()
 
 
-def sources(settings: Settings, repair: bool = True) -> tuple[FileSource, StoreSource]:
-    """The sources that the settings name, the store loaded. `repair`: as of the store."""
+def sources(settings: Settings, repair: bool = True) -> tuple[FileSource, StoreSource, Cache]:
+    """The sources that the settings name, the store loaded, and the cache. `repair`: as of both files."""
     store = StoreSource(settings.state_dir / STATE_FILE, repair=repair)
     store.load()
-    return FileSource(settings.services_dir, settings.state_dir / "accepted"), store
+    cache = Cache(settings.state_dir / CACHE_FILE, repair)
+    return FileSource(settings.services_dir, cache), store, cache
 
 
 async def wire(
@@ -117,7 +121,7 @@ async def wire(
     """All objects, every source having delivered, nothing written to the kernel yet. Programs that read or
     write rules are killed after `program_timeout` seconds."""
     observers = observers or Observers()
-    files, store = sources(settings)
+    files, store, cache = sources(settings)
     # Before the first step: a change whose time to confirm is over does not serve again.
     store.take_back_due()
     with contextlib.suppress(StoreError):  # a loop tries again, and says why
@@ -126,7 +130,7 @@ async def wire(
     overrides = _overrides(settings, observers)
     maintenance = MaintenanceStore(settings.state_dir / MAINTENANCE_FILE, now, observers)
     maintenance.load()
-    fleet = await _fleet(settings, observers)
+    fleet = await _fleet(settings, cache, observers)
 
     worker = Worker()
     health = HealthChecker(
@@ -183,6 +187,7 @@ async def wire(
     )
     return Parts(
         settings=settings,
+        cache=cache,
         files=files,
         store=store,
         overrides=overrides,
@@ -242,13 +247,13 @@ def _overrides(settings: Settings, observers: Observers) -> OverrideStore:
     return overrides
 
 
-async def _fleet(settings: Settings, observers: Observers) -> FleetMember | None:
+async def _fleet(settings: Settings, cache: Cache, observers: Observers) -> FleetMember | None:
     """An earlier run's state of etcd, if that is configured; otherwise its modules are not even imported."""
     if settings.etcd is None:
         return None
     from vipd.control.fleet_member import FleetMember
 
-    fleet = FleetMember(settings, settings.etcd, now, observers)
+    fleet = FleetMember(settings, settings.etcd, cache, now, observers)
     await asyncio.to_thread(fleet.load)
     return fleet
 

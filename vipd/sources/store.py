@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 STORE_UNIT = "cli"
 OLD_NAME = "services.yaml"
 """The file of versions before the database."""
-NOT_READ = (f"{OLD_NAME}.last-good", "history.jsonl")
+NOT_READ = (f"{OLD_NAME}.last-good", "history.jsonl", "accepted", "services-dir.json", "etcd")
 """Others of them."""
 MAX_FAULTS = 10
 """Services that are named, of those that cannot be read."""
