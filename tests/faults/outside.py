@@ -72,8 +72,7 @@ GROUPS = {
 """What fails together: what comes after something that fails is not touched."""
 
 _KEPT = (
-    rf"lock|{_STORED}|{_CACHED}|services\.yaml|overrides\.json|maintenance\.json|health\.json|names\.json|"
-    r"counters\.json|flow-targets\.json|"
+    rf"lock|{_STORED}|{_CACHED}|services\.yaml|overrides\.json|maintenance\.json|"
     r"dataplane|host-changes\.json|events(\.1)?\.jsonl"
 )
 _ACCOUNTS = r"/etc/(group|passwd|nsswitch\.conf)|/(etc|run|run/host|run/systemd)(/userdb.*)?"

@@ -37,7 +37,7 @@ STATE_FILES = (
         "dataplane",
         RECORD,
     ),
-    *("health.json", "counters.json", "flow-targets.json", "events.jsonl", "events.1.jsonl"),
+    *("events.jsonl", "events.1.jsonl"),
 )
 
 

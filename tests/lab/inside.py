@@ -617,9 +617,27 @@ def _simulated_clocks(later: float) -> dict[str, object]:
         "vipd.daemon.wiring.Resolver": partial(Resolver, clock=clock, wall=wall),
         "vipd.daemon.wiring.StoreSource": partial(StoreSource, clocks=clocks),
         "vipd.host.bounded_threads.threading": threads,
-        "vipd.health.record_file.threading": threads,
+        "vipd.sources.cache.Cache._wake": _write_in_loop,
         "watchfiles.awatch": saves,
     }
+
+
+def _write_in_loop(cache: Any) -> None:
+    """A moment later, by the clock that leaps; a failure is the cache's fault, and it tries again."""
+
+    def write() -> None:
+        try:
+            cache.write()
+        except StoreError:
+            loop.call_later(2.0, _write_in_loop, cache)
+
+    from vipd.sources.state import StoreError
+
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return  # in a thread, or at the start: something else follows
+    loop.call_later(0.02, write)
 
 
 def _sysctls(root: Path) -> Path:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.lab.waiting import wait_until
 from vipd.sources.cache import Bucket, Cache
+from vipd.sources.state import StoreError
 
 
 class Owner:
@@ -66,7 +67,7 @@ def test_one_of_many_keys_writes_little(path: Path) -> None:
     cache = Cache(path)
     owner = Owner(cache)
     owner.put({f"/vipd/v1/services/{n}": "x" * 300 for n in range(20_000)})
-    owner.bucket.flush()
+    owner.bucket.write()
 
     def written() -> int:
         lines = Path("/proc/thread-self/io").read_text().splitlines()
@@ -74,7 +75,7 @@ def test_one_of_many_keys_writes_little(path: Path) -> None:
 
     before = written()
     owner.put({"/vipd/v1/services/17": "y"})
-    owner.bucket.flush()
+    owner.bucket.write()
     assert written() - before < 60_000
     cache.close()
 
@@ -86,10 +87,10 @@ def test_a_damaged_file_is_made_anew_with_all_that_is_known(
     cache = Cache(path)
     owner = Owner(cache)
     owner.put({"a": "one", "b": "two"})
-    owner.bucket.flush()
+    owner.bucket.write()
     path.write_bytes(damage)
     owner.put({"a": None})
-    owner.bucket.flush()
+    owner.bucket.write()
     assert kept(path) == {"b": "TWO"}
     assert not cache.fault
     if damage:
@@ -114,7 +115,8 @@ def test_what_cannot_be_written_is_told_and_written_later(path: Path) -> None:
     owner = Owner(cache)
     path.mkdir()
     owner.put({"a": "one"})
-    owner.bucket.flush()
+    with pytest.raises(StoreError):
+        owner.bucket.write()
     (warning,) = cache.warnings
     assert f"{path}: cannot be written: cache.db is not a regular file; " in warning
     path.rmdir()

@@ -64,10 +64,6 @@ def extended(value: dict[str, Any]) -> dict[str, Any]:
     return {**value, LATER: {"a": [1]}}
 
 
-def numbered(value: dict[str, Any]) -> dict[str, Any]:
-    return {**value, "format": value["format"] + 1} if "format" in value else value
-
-
 def with_second_override_extended(value: dict[str, Any]) -> dict[str, Any]:
     first, second = value["overrides"]
     return {**value, "overrides": [first, extended(second)]}
@@ -96,7 +92,7 @@ def test_unknown_keys(lab: Lab) -> None:
     """They end the one service or override that has them, and nothing else."""
     daemon = daemon_on(lab)
     before = place(NEWEST, daemon)
-    for name in ("host-changes.json", "counters.json", "health.json", "names.json", "maintenance.json"):
+    for name in ("host-changes.json", "maintenance.json"):
         change(daemon, name, with_json(extended))
     for name in ("events.jsonl", "events.1.jsonl"):
         change(daemon, name, in_lines(extended))
@@ -142,8 +138,6 @@ def test_another_format(lab: Lab) -> None:
     """The file counts as unusable; what it was for begins anew, or waits for an operator."""
     daemon = daemon_on(lab)
     before = place(NEWEST, daemon)
-    for name in ("health.json", "names.json"):
-        change(daemon, name, with_json(numbered))
     declare_accepted(daemon)
     in_database(daemon, "pragma user_version = 2", "cache.db", *STORE)
     change(daemon, "dataplane", lambda _: "ebpf\n")
@@ -153,7 +147,7 @@ def test_another_format(lab: Lab) -> None:
         assert daemon.endpoints("shop") == list(before["backends"]["shop"])
         for lost in ("late", "web", "api", "fleet", "named"):
             assert not daemon.endpoints(lost), lost
-        assert kept_aside(daemon) == {"health.json", "names.json", "dataplane"}
+        assert kept_aside(daemon) == {"dataplane"}
         for name in kept_aside(daemon):
             assert re.search(rf"{name}: .*it is kept as", daemon.log), name
         for name in ("state.db", "cache.db"):

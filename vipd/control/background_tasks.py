@@ -275,14 +275,6 @@ async def _repair(
         log.warning("rules repaired; what had happened: %s: %s", who, deeds, extra=extra)
 
 
-async def save_checkpoint(scheduler: ConntrackScheduler, woken: asyncio.Event) -> None:
-    """Save the data by which flows are judged, for the next process: when rules have changed, or after some
-    seconds. Raises OSError."""
-    await _set_within(woken, CONNTRACK_POLL_SECONDS)
-    woken.clear()
-    await scheduler.save()
-
-
 async def clean_flows(scheduler: ConntrackScheduler, reconciler: Reconciler, woken: asyncio.Event) -> None:
     """End the flows that must end: when rules have changed, and from time to time. Raises ConntrackError; it
     is due again then."""

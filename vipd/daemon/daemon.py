@@ -95,7 +95,7 @@ async def once(settings: Settings) -> int:
             applied = await parts.reconciler.step()
             if await _first_answers(parts):
                 applied = await parts.reconciler.step()
-        await asyncio.to_thread(parts.resolver.close)
+        parts.resolver.close()
         await asyncio.to_thread(parts.cache.close)
         faults = [fault for source in parts.sources for fault in source.faults()]
         faults += parts.reconciler.progress.quarantined
@@ -163,7 +163,7 @@ async def _stop(parts: Parts, work: Sequence[asyncio.Task[NoReturn]]) -> None:
     for task in work:
         task.cancel()
     await asyncio.wait(work)
-    await asyncio.to_thread(parts.resolver.close)
+    parts.resolver.close()
     if parts.settings.announce_on_stop == "withdraw":
         with contextlib.suppress(OSError):
             await parts.announcer.withdraw()

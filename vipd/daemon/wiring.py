@@ -21,7 +21,6 @@ from vipd.control.silent_backends import SilentBackends
 from vipd.daemon.rule_programs import rule_programs
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.chosen import ChosenDataplane
-from vipd.dataplane.conntrack.checkpoint import Checkpoint
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
 from vipd.dataplane.fast_path.driver import FastPath
@@ -134,7 +133,7 @@ async def wire(
 
     worker = Worker()
     health = HealthChecker(
-        settings.state_dir / "health.json",
+        cache,
         options=ProbeOptions(settings.check_users, worker),
         observer=observers,
     )
@@ -153,12 +152,12 @@ async def wire(
     dataplane = await SwitchableDataplane.start(name, dataplanes, observers.dataplane_switched)
     host = Host(settings, record, dataplane=lambda: dataplane.name, invalidate=dataplane.invalidate_all)
 
-    conntrack = ConntrackScheduler(time.monotonic, checkpoint=Checkpoint(settings.state_dir))
+    conntrack = ConntrackScheduler(time.monotonic, cache=cache)
     await conntrack.load()  # left over by an earlier process
     observers.add(conntrack)
     fast_path = FastPath(settings, runner)
     observers.add(fast_path)
-    resolver = await _resolver(settings, observers, worker)
+    resolver = await _resolver(settings, cache, observers, worker)
     dependencies = ReconcilerDependencies(
         statuses, fleet.registrations if fleet else dict, resolver, conntrack.resets, observers
     )
@@ -182,7 +181,7 @@ async def wire(
     flow_stats = FlowStats.of(
         dataplane.counter,
         reconciler,
-        settings.state_dir / "counters.json",
+        cache,
         traffic=settings.traffic_accounting,
     )
     return Parts(
@@ -222,7 +221,7 @@ def _open_writing(own: OwnProcesses) -> socket.socket:
     return opened
 
 
-async def _resolver(settings: Settings, observers: Observers, worker: Worker) -> Resolver:
+async def _resolver(settings: Settings, cache: Cache, observers: Observers, worker: Worker) -> Resolver:
     """The resolver of backends' names, with the answers of an earlier run."""
     servers = [parse_frontend(place) for place in settings.dns_servers]
     options = ResolverOptions(
@@ -231,7 +230,7 @@ async def _resolver(settings: Settings, observers: Observers, worker: Worker) ->
             settings.dns_min_ttl, settings.dns_max_ttl, settings.dns_hold, settings.dns_max_addresses
         ),
         settings.dns_max_names,
-        settings.state_dir / "names.json",
+        cache,
     )
     resolver = Resolver(options, observers, RemoteLookup(worker))
     await asyncio.to_thread(resolver.load)

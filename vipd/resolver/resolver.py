@@ -14,7 +14,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from pathlib import Path
 from random import random as any_part
 from time import monotonic, time
 
@@ -22,6 +21,7 @@ from vipd.declaration.problems import internal_error
 from vipd.host.observer import Observer
 from vipd.model.fair_queue import FairQueue
 from vipd.model.service import Family, Service, family_of
+from vipd.model.text import shortened
 from vipd.resolver.answers import (
     AnswerLimits,
     LookupResult,
@@ -33,13 +33,10 @@ from vipd.resolver.answers import (
 )
 from vipd.resolver.log import log_change
 from vipd.resolver.lookup import LOOKUPS_AT_ONCE, LookupThreads, ServerOptions
-from vipd.resolver.saved_answers import SavedAnswer, load, save
+from vipd.resolver.saved_answers import GARBAGE, SavedAnswer, decode, encode, key_of
+from vipd.sources.cache import Cache
 
 log = logging.getLogger(__name__)
-
-SAVE_SECONDS = 1.0
-"""Answers are saved so long after a change, with what changes meanwhile. A crash within it costs nothing but
-the newest answer."""
 
 FIRST_ANSWERS_SECONDS = 10.0
 """How long a vipd that applies its declarations once waits for answers."""
@@ -59,8 +56,8 @@ class ResolverOptions:
     servers: ServerOptions = field(default_factory=ServerOptions)
     limits: AnswerLimits = field(default_factory=AnswerLimits)
     max_names: int = 1000
-    file: Path | None = None
-    """The last good answers; None: they are not kept."""
+    cache: Cache | None = None
+    """It keeps the last good answers."""
 
 
 @dataclass(slots=True)
@@ -104,6 +101,8 @@ class Resolver:
         self._options, self._observer = options, observer or Observer()
         self._look_up = look_up or LookupThreads()
         self._clock, self._wall, self._part = clock, wall, part
+        cache = options.cache
+        self._bucket = cache.bucket("answer", encode, self._whole) if cache else None
         self._saved: dict[Question, SavedAnswer] = {}
         self._states: dict[Question, NameState] = {}
         self._users: dict[Question, dict[str, frozenset[Family]]] = {}
@@ -124,7 +123,7 @@ class Resolver:
         """The lookups that wait for a slot or are under way."""
         self._asked: dict[Question, frozenset[Family]] = {}
         """The families of each question's last lookup."""
-        self._wake, self._unsaved = asyncio.Event(), asyncio.Event()
+        self._wake = asyncio.Event()
         self._looked_up = asyncio.Event()
         """A lookup has ended."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -135,9 +134,13 @@ class Resolver:
 
     def load(self) -> None:
         """Read the answers of an earlier run, which serve from the first step on. Blocks."""
-        if self._options.file:
-            self._saved = load(self._options.file)
-            self._answers.update((question, saved.targets) for question, saved in self._saved.items())
+        for key, text in self._bucket.load().items() if self._bucket else ():
+            try:
+                question, saved = decode(key, text)
+            except GARBAGE as error:
+                log.warning("the last answer for %s cannot be read: %s", shortened(key, 100), error)
+                continue
+            self._saved[question], self._answers[question] = saved, saved.targets
 
     @property
     def answers(self) -> Answers:
@@ -258,7 +261,7 @@ class Resolver:
             known.pop(question, None)
         self._leave_share(question)
         self._stop(question)
-        self._unsaved.set()
+        self._save({question: None})
         if len(self._states) < self._options.max_names:
             authors = (author for author, share in self._shares.items() if share.waiting)
             if (author := min(authors, key=self._load, default=None)) is not None:
@@ -342,7 +345,9 @@ class Resolver:
         self.lookups["failed" if after.failures else "answered"] += 1
         self._put(question, after)
         if after.established != before.established:
-            self._unsaved.set()
+            # What is on trial must not be the last good answer after a restart.
+            saved = SavedAnswer(after.established, after.answered_at) if after.serving else None
+            self._save({question: saved})
         if after.serving != before.serving:
             self._observer.names_resolved(str(question), self.services_of(question))
         log_change(question, self.services_of(question), before, after)
@@ -370,29 +375,17 @@ class Resolver:
             log.exception("looking up %s fails", question)
             return LookupResult(fault=internal_error(error, f"looking up {question}"))
 
-    async def save_changes(self) -> None:
-        """Save answers after changes, for ever. Raises OSError; run again, it saves all."""
-        while True:
-            await self._unsaved.wait()
-            await asyncio.sleep(SAVE_SECONDS)
-            self._unsaved.clear()
-            try:
-                await asyncio.to_thread(self._save)
-            except OSError:
-                self._unsaved.set()
-                raise
-
     def close(self) -> None:
-        """Save what is not saved. Blocks; a failure is logged."""
-        if self._unsaved.is_set():
-            try:
-                self._save()
-            except OSError as error:
-                log.warning("%s", error)
+        """Have all answers kept with their newest times, and no others."""
+        self._save({question: None for question in self._saved if question not in self._users})
+        self._save(dict(self._answers_to_save()))
 
-    def _save(self) -> None:
-        if self._options.file:
-            save(self._options.file, dict(self._answers_to_save()))
+    def _save(self, answers: Mapping[Question, SavedAnswer | None]) -> None:
+        if self._bucket:
+            self._bucket.put({key_of(question): saved for question, saved in answers.items()})
+
+    def _whole(self) -> dict[str, SavedAnswer]:
+        return {key_of(question): saved for question, saved in self._answers_to_save()}
 
     def _answers_to_save(self) -> Iterator[tuple[Question, SavedAnswer]]:
         for question, state in list(self._states.items()):

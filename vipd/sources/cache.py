@@ -73,10 +73,9 @@ class Bucket(Generic[T]):
         """Keep these values instead of those of their keys; None: remove it."""
         self._cache.put(self, changes)
 
-    def flush(self) -> None:
-        """Write now what has been put. Blocks; a failure is the cache's fault."""
-        with suppress(StoreError):
-            self._cache.write()
+    def write(self) -> None:
+        """Write now what has been put. Blocks. Raises StoreError, which is also the cache's fault."""
+        self._cache.write()
 
     def clear(self) -> None:
         """Keep nothing of an earlier run. Blocks."""
@@ -145,6 +144,10 @@ class Cache:
             return
         with self._lock:
             self._pending.setdefault(bucket.name, {}).update(changes)
+        self._wake()
+
+    def _wake(self) -> None:
+        with self._lock:
             begin, self._begun = not self._begun, True
         if begin:
             try:

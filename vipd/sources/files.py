@@ -45,6 +45,7 @@ from vipd.model.service import Service
 from vipd.sources.cache import Bucket, Cache, Value
 from vipd.sources.declaration_files import SUFFIXES, Signature, list_files, signature_of
 from vipd.sources.removal_guard import RemovalGuard
+from vipd.sources.state import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -353,7 +354,8 @@ class FileSource:
             self._update_copies(chosen)
         if self._unwritten:
             self._unwritten = False
-            self._copies.flush()
+            with contextlib.suppress(StoreError):  # status says so
+                self._copies.write()
 
     def _update_copies(self, chosen: Mapping[str, Declaration]) -> None:
         present = self._read  # a scan puts another one in its place, after `_gone`

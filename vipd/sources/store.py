@@ -45,7 +45,10 @@ log = logging.getLogger(__name__)
 STORE_UNIT = "cli"
 OLD_NAME = "services.yaml"
 """The file of versions before the database."""
-NOT_READ = (f"{OLD_NAME}.last-good", "history.jsonl", "accepted", "services-dir.json", "etcd")
+NOT_READ = (
+    *(f"{OLD_NAME}.last-good", "history.jsonl", "accepted", "services-dir.json", "etcd"),
+    *("health.json", "names.json", "counters.json", "flow-targets.json"),
+)
 """Others of them."""
 MAX_FAULTS = 10
 """Services that are named, of those that cannot be read."""
