@@ -73,7 +73,7 @@ GROUPS = {
 
 _KEPT = (
     rf"lock|{_STORED}|{_CACHED}|services\.yaml|overrides\.json|maintenance\.json|"
-    r"dataplane|host-changes\.json|events(\.1)?\.jsonl"
+    r"dataplane|host-changes\.json"
 )
 _ACCOUNTS = r"/etc/(group|passwd|nsswitch\.conf)|/(etc|run|run/host|run/systemd)(/userdb.*)?"
 

@@ -37,7 +37,6 @@ STATE_FILES = (
         "dataplane",
         RECORD,
     ),
-    *("events.jsonl", "events.1.jsonl"),
 )
 
 

@@ -444,7 +444,7 @@ async def _live(vipd: Vipd, story: Callable[[Vipd], Awaitable[T]], simulated: bo
 
     from vipd.daemon import daemon
     from vipd.daemon.loops import loops
-    from vipd.daemon.wiring import wire
+    from vipd.daemon.wiring import open_cache, wire
     from vipd.host.observer import Observers
     from vipd.host.settings.settings import load_settings
     from vipd.host.systemd.notify import Notifier
@@ -459,8 +459,9 @@ async def _live(vipd: Vipd, story: Callable[[Vipd], Awaitable[T]], simulated: bo
             stack.enter_context(mock.patch(target, double))
         logging.getLogger("vipd").addHandler(journal)
         stack.callback(logging.getLogger("vipd").removeHandler, journal)
-        recorder = stack.enter_context(recording(settings.state_dir))
-        parts = await wire(settings, Observers())
+        cache = open_cache(settings)
+        recorder = stack.enter_context(recording(cache))
+        parts = await wire(settings, cache, Observers())
         notify, listeners = daemon._notify_program(settings, recorder), [*daemon.health_listeners(parts)]
         warnings = daemon._warnings_of(parts, listeners, recorder, Notifier(), notify)
         monitoring = Monitoring(

@@ -56,10 +56,6 @@ def with_json(new: Callable[[Any], Any]) -> Callable[[str], str]:
     return lambda text: json.dumps(new(json.loads(text)))
 
 
-def in_lines(new: Callable[[Any], Any]) -> Callable[[str], str]:
-    return lambda text: "".join(json.dumps(new(json.loads(line))) + "\n" for line in text.splitlines())
-
-
 def extended(value: dict[str, Any]) -> dict[str, Any]:
     return {**value, LATER: {"a": [1]}}
 
@@ -94,8 +90,8 @@ def test_unknown_keys(lab: Lab) -> None:
     before = place(NEWEST, daemon)
     for name in ("host-changes.json", "maintenance.json"):
         change(daemon, name, with_json(extended))
-    for name in ("events.jsonl", "events.1.jsonl"):
-        change(daemon, name, in_lines(extended))
+    extend_events = "update entry set value = json_set(value, '$.LATER', 1) where bucket = 'event'"
+    in_database(daemon, extend_events.replace("LATER", LATER), "cache.db")
     in_database(daemon, EXTEND_NAMED.replace("LATER", LATER), "cache.db")
     extend = "update service set text = json_set(text, '$.LATER', 1) where name = 'api'"
     in_database(daemon, extend.replace("LATER", LATER))

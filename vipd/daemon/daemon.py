@@ -26,7 +26,7 @@ from vipd.control.host import Host
 from vipd.control.reload import reload
 from vipd.daemon.loops import loops
 from vipd.daemon.status_reporter import StatusReporter, heartbeat_seconds, program_seconds
-from vipd.daemon.wiring import Parts, now, sources, wire
+from vipd.daemon.wiring import Parts, now, open_cache, sources, wire
 from vipd.dataplane.chosen import ChosenDataplane
 from vipd.health.host_problems import host_problems
 from vipd.host.bounded_threads import started_threads
@@ -61,7 +61,8 @@ Warnings = Callable[[], Sequence[str]]
 
 def check(settings: Settings) -> int:
     """Print every problem of the declarations that these settings lead to; 1 when there is any."""
-    files, store, _ = sources(settings, repair=False)  # the daemon may run
+    # The daemon may run.
+    files, store = sources(settings, open_cache(settings, repair=False), repair=False)
     files.scan()
     dataplane = ChosenDataplane(settings.state_dir).read() or settings.dataplane
     host = Host(settings, HostChanges(settings.state_dir), dataplane=lambda: dataplane)
@@ -90,7 +91,7 @@ def check(settings: Settings) -> int:
 async def once(settings: Settings) -> int:
     """Apply the declarations once. 1 when that failed, or when a declaration has problems."""
     with state_lock(settings):
-        parts = await wire(settings)
+        parts = await wire(settings, open_cache(settings))
         async with _following_etcd(parts):
             applied = await parts.reconciler.step()
             if await _first_answers(parts):
@@ -120,9 +121,9 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
     asyncio.get_running_loop().set_default_executor(started_threads(WORKER_THREADS))
     notifier.send("STATUS=reading declarations")
-    with state_lock(settings), recording(settings.state_dir) as recorder:
+    with state_lock(settings), recording(cache := open_cache(settings)) as recorder:
         require_privileges()
-        parts = await wire(settings, Observers(heartbeat_seconds(notifier)), program_seconds(notifier))
+        parts = await wire(settings, cache, Observers(heartbeat_seconds(notifier)), program_seconds(notifier))
         # Current objects live until the end: each garbage collection would walk through them, for a tenth of
         # a second.
         freeze_objects()
@@ -171,7 +172,6 @@ async def _stop(parts: Parts, work: Sequence[asyncio.Task[NoReturn]]) -> None:
         await parts.lan.close()
     if parts.fleet:
         await parts.fleet.close()
-    await asyncio.to_thread(parts.cache.close)
 
 
 @contextlib.asynccontextmanager

@@ -106,21 +106,28 @@ class Parts:
         self.overrides.reload()
 
 
-def sources(settings: Settings, repair: bool = True) -> tuple[FileSource, StoreSource, Cache]:
-    """The sources that the settings name, the store loaded, and the cache. `repair`: as of both files."""
+def open_cache(settings: Settings, repair: bool = True) -> Cache:
+    """The cache of the state directory."""
+    return Cache(settings.state_dir / CACHE_FILE, repair)
+
+
+def sources(settings: Settings, cache: Cache, repair: bool = True) -> tuple[FileSource, StoreSource]:
+    """The sources that the settings name, the store loaded. `repair`: as of the store."""
     store = StoreSource(settings.state_dir / STATE_FILE, repair=repair)
     store.load()
-    cache = Cache(settings.state_dir / CACHE_FILE, repair)
-    return FileSource(settings.services_dir, cache), store, cache
+    return FileSource(settings.services_dir, cache), store
 
 
 async def wire(
-    settings: Settings, observers: Observers | None = None, program_timeout: float = TIMEOUT_SECONDS
+    settings: Settings,
+    cache: Cache,
+    observers: Observers | None = None,
+    program_timeout: float = TIMEOUT_SECONDS,
 ) -> Parts:
     """All objects, every source having delivered, nothing written to the kernel yet. Programs that read or
     write rules are killed after `program_timeout` seconds."""
     observers = observers or Observers()
-    files, store, cache = sources(settings)
+    files, store = sources(settings, cache)
     # Before the first step: a change whose time to confirm is over does not serve again.
     store.take_back_due()
     with contextlib.suppress(StoreError):  # a loop tries again, and says why

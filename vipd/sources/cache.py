@@ -236,7 +236,14 @@ class Cache:
 def _rows(database: Connection, bucket: str) -> dict[str, Value]:
     query = "select key, value from entry where bucket = ? order by rowid"
     rows = database.execute(query, (bucket,))
-    return {bytes(key).decode("utf-8", "surrogatepass"): value for key, value in rows}
+    return {_key(bytes(key)): value for key, value in rows}
+
+
+def _key(key: bytes) -> str:
+    try:
+        return key.decode("utf-8", "surrogatepass")
+    except UnicodeDecodeError:
+        return key.decode("utf-8", "replace")  # nobody knows it
 
 
 def _bytes(key: str) -> bytes:

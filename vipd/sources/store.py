@@ -47,7 +47,7 @@ OLD_NAME = "services.yaml"
 """The file of versions before the database."""
 NOT_READ = (
     *(f"{OLD_NAME}.last-good", "history.jsonl", "accepted", "services-dir.json", "etcd"),
-    *("health.json", "names.json", "counters.json", "flow-targets.json"),
+    *("health.json", "names.json", "counters.json", "flow-targets.json", "events.jsonl", "events.1.jsonl"),
 )
 """Others of them."""
 MAX_FAULTS = 10
