@@ -166,7 +166,7 @@ async def traced(settings: Settings, directory: Path) -> Trace:
     trace = Trace(STOPS)
     asyncio.get_running_loop().set_default_executor(trace.executor)
     with mock.patch.object(wiring, "rule_programs", return_value=run):
-        parts = await wiring.wire(settings)
+        parts = await wiring.wire(settings, wiring.open_cache(settings))
     for last in range(3):
         await step()
         save(directory, text.replace(OLD, NEW.format(last)))

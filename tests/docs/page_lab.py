@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import os
 import shlex
+import sqlite3
 import subprocess
 import sys
 import tempfile
 import time
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
-from urllib.parse import unquote
 
 from tests.docs.markdown import ROOT, blocks
 from tests.docs.script import File
@@ -37,7 +38,7 @@ REFUSED = (
 STEP_SECONDS = 150.0
 NOTICE_SECONDS = 30.0
 """vipd sees a changed file at once, in odd cases after two seconds; many labs share the machine."""
-DECLARATIONS, ACCEPTED = Path("/etc/vipd/services.d"), Path("/var/lib/vipd/accepted")
+DECLARATIONS, CACHE = Path("/etc/vipd/services.d"), Path("/var/lib/vipd/cache.db")
 
 ALICE = 4711
 
@@ -58,6 +59,17 @@ mount -o remount,bind,ro /
 echo READY
 exec cat
 """
+
+
+def _last_good(cache: Path) -> dict[str, str]:
+    """The last good versions of files that a vipd keeps."""
+    with closing(sqlite3.connect(":memory:")) as database:
+        try:
+            database.deserialize(cache.read_bytes())  # SQLite would look for its path in this namespace
+            rows = database.execute("select key, value from entry where bucket = 'accepted' and key != x''")
+            return {bytes(key).decode(): bytes(text).decode() for key, text in rows}
+        except (FileNotFoundError, sqlite3.DatabaseError):  # or just being written
+            return {}
 
 
 class PageLab:
@@ -180,7 +192,7 @@ class PageLab:
                 for path in self._place(DECLARATIONS).glob("[!.]*")
                 if path.suffix in (".yaml", ".yml", ".json")
             }
-            kept = {unquote(copy.name): copy.read_text() for copy in self._place(ACCEPTED).glob("[!.]*")}
+            kept = _last_good(self._place(CACHE))
             # What serves is kept; of what is wrong the status tells.
             noticed = kept.keys() <= files.keys() and all(
                 kept.get(path) == text or f"{path}:" in said for path, text in files.items()

@@ -24,6 +24,7 @@ class Thing(NamedTuple):
 
 
 _STORED = r"state\.db(\.last-good|\.new)?(-journal)?"
+_CACHED = r"cache\.db(-journal)?"
 _TOOL = "(nft|ip6?tables(-(nft|legacy))?(-save|-restore)?)"
 
 GROUPS = {
@@ -41,7 +42,10 @@ GROUPS = {
     "store": (
         Thing("what vipctl stores", rf"vipd write DIR/state/{_STORED}", "EIO"),
         Thing(
-            "last good versions", "vipd (open|write) DIR/state/accepted(/.*)?", "ENOSPC", "cannot keep a copy"
+            "what the next start has",
+            rf"vipd (open|write) DIR/state/{_CACHED}",
+            "ENOSPC",
+            r"cache\.db: cannot be written: No space left",
         ),
     ),
     "etcd": (
@@ -51,7 +55,6 @@ GROUPS = {
             "ECONNREFUSED",
             "last known services go on serving",
         ),
-        Thing("etcd's keys", r"vipd (open|write) DIR/state/\.?etcd.*", "EIO", "snapshot: cannot be written"),
     ),
     "programs": (
         Thing("programs that write rules", f"vipd exec .*/{_TOOL}", "EACCES", "cannot be run"),
@@ -69,9 +72,8 @@ GROUPS = {
 """What fails together: what comes after something that fails is not touched."""
 
 _KEPT = (
-    rf"lock|{_STORED}|services\.yaml|services-dir\.json|overrides\.json|maintenance\.json|health\.json|names\.json|"
-    r"counters\.json|flow-targets\.json|"
-    r"dataplane|host-changes\.json|events(\.1)?\.jsonl|etcd|accepted"
+    rf"lock|{_STORED}|{_CACHED}|services\.yaml|overrides\.json|maintenance\.json|"
+    r"dataplane|host-changes\.json"
 )
 _ACCOUNTS = r"/etc/(group|passwd|nsswitch\.conf)|/(etc|run|run/host|run/systemd)(/userdb.*)?"
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import shutil
+import sqlite3
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 
 from tests.health.stories import REFUSED, asked, service, shares, shown, told
+from tests.lab.cached import cached
 from tests.lab.inside import Vipd, running
 
 ONE, TWO, PLACE = "10.244.0.1", "10.244.0.2", "10.244.0.1:80"
@@ -153,10 +155,10 @@ def test_a_backend_that_is_left_out_is_remembered_for_a_while() -> None:
             vipd.declare(service("web", TWO))
             await vipd.reload()
             await asyncio.sleep(seconds)
-            saved = (vipd.state_dir / "health.json").read_bytes()
+            verdicts = str(cached(vipd.state_dir, "verdict"))
             vipd.declare(WEB)
             await vipd.reload()
-            assert (ONE.encode() in saved) is (health == "unhealthy")
+            assert (ONE in verdicts) is (health == "unhealthy")
             assert (await shown(vipd))[PLACE]["health"] == health
 
     running(story, declare_web, simulated=True)
@@ -235,63 +237,45 @@ def test_crashes_at_any_moment_bring_no_dead_backend_back_while_many_die_and_ret
     assert condemned
 
 
-def test_many_bad_verdicts_one_by_one_are_few_files() -> None:
-    addresses = [f"10.244.0.{n}" for n in range(1, 61)]
-
-    async def story(vipd: Vipd) -> None:
-        await asyncio.sleep(10)
-        files = set[int]()
-        began = asyncio.get_running_loop().time()
-        vipd.backends.update(dict.fromkeys(addresses, REFUSED))
-        while shares(vipd):
-            files.add((vipd.state_dir / "health.json").stat().st_ino)
-            await asyncio.sleep(0.005)
-        seconds = asyncio.get_running_loop().time() - began
-        assert 1 <= len(files) <= 3 + seconds / 0.1
-        assert len(told(vipd, "is unhealthy")) == 20
-
-    running(story, lambda vipd: vipd.declare(service("web", *addresses)), simulated=True)
-
-
 def test_verdicts_that_cannot_be_saved_are_told_until_they_can() -> None:
     async def story(vipd: Vipd) -> None:
         await asyncio.sleep(5)
-        file = vipd.state_dir / "health.json"
+        file = vipd.state_dir / "cache.db"
         file.unlink(missing_ok=True)
         (file / "in the way").mkdir(parents=True)
         await one_dies(vipd)
-        fault = "verdicts cannot be saved: "
+        fault = f"{file}: cannot be written: cache.db is not a regular file"
         assert len(told(vipd, fault)) == 1
-        assert fault in str((await vipd.status())["warnings"])
+        assert f"{fault}; a restart begins without " in str((await vipd.status())["warnings"])
         await asyncio.sleep(300)
         assert len(told(vipd, fault)) == 1
         shutil.rmtree(file)
         await asyncio.sleep(60)
         assert fault not in str((await vipd.status())["warnings"])
-        assert ONE in file.read_text()
+        assert ONE in str(cached(vipd.state_dir, "verdict"))
 
     running(story, declare_web, simulated=True)
 
 
 def test_a_save_that_hangs_is_told_and_holds_up_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    replace, released, hangs = os.replace, threading.Event(), threading.Event()
+    connect, released, hangs = sqlite3.connect, threading.Event(), threading.Event()
 
-    def slow(source: str, name: str, **directories: int) -> None:
-        if name == "health.json":
+    def slow(address: str, **options: Any) -> Any:
+        if "cache.db" in address and threading.current_thread().name == "vipd cache":
             hangs.set()
             released.wait(120)
-        replace(source, name, **directories)
+        return connect(address, **options)
 
     async def story(vipd: Vipd) -> None:
+        vipd.backends[ONE] = REFUSED
         assert await asyncio.to_thread(hangs.wait, 60)
-        status = await vipd.until_status(lambda status: "verdicts" in str(status["warnings"]))
-        assert "verdicts cannot be saved: the disk has not answered for " in str(status["warnings"])
+        status = await vipd.until_status(lambda status: "cache.db" in str(status["warnings"]))
+        assert "cache.db: the disk has not answered for " in str(status["warnings"])
 
     def prepare(vipd: Vipd) -> None:
-        vipd.backends[ONE] = REFUSED
         vipd.declare(service("web", ONE, check="fall: 1"))
 
-    monkeypatch.setattr(os, "replace", slow)
+    monkeypatch.setattr(sqlite3, "connect", slow)
     try:
         running(story, prepare)
     finally:

@@ -9,6 +9,8 @@ import pytest
 
 from tests.health.stories import REFUSED, Answering, asked, service, shares, shown, told
 from tests.lab.inside import Vipd, running
+from vipd.health.flapping import Flapping
+from vipd.health.state import HealthRecord, HealthState
 
 ONE, TWO = "10.244.0.1", "10.244.0.2"
 
@@ -260,3 +262,10 @@ def test_an_unexpected_fault_with_one_backend_is_its_trouble_alone() -> None:
         assert len([record for record in vipd.journal if record.exc_info]) == 1
 
     running(story, prepare, simulated=True)
+
+
+def test_a_healthy_backend_is_not_said_to_be_held_down() -> None:
+    """A hold that is over lasts again by the clock if that was set back before a restart."""
+    held = Flapping((1.0,), level=1, held_until=40.0)
+    record = HealthRecord(0.0, HealthState.HEALTHY, last_reason="answered", flapping=held)
+    assert record.reason(30.0) == "answered"

@@ -31,10 +31,11 @@ STATE_FILES = (
         "state.db",
         "state.db-journal",
         "state.db.last-good",
+        "cache.db",
+        "cache.db-journal",
         "dataplane",
         RECORD,
     ),
-    *("health.json", "counters.json", "flow-targets.json", "events.jsonl", "events.1.jsonl"),
 )
 
 
@@ -117,7 +118,6 @@ def test_root_cleans_up_and_applies_where_everything_is_planted(
     for name in STATE_FILES:
         for each in (name, f".{name}.new"):
             PLANTS[plant](state / each, victim)
-    link(state / "accepted", tmp_path)
     flags = ("--state-dir", str(state), "--services-dir", str(services), "--socket", str(tmp_path / "s"))
     once = vipd(node, "vipd", *flags, "--once")
     if plant not in ("a huge file", "a deep file"):

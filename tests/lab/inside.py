@@ -459,7 +459,7 @@ async def _live(vipd: Vipd, story: Callable[[Vipd], Awaitable[T]], simulated: bo
 
     from vipd.daemon import daemon
     from vipd.daemon.loops import loops
-    from vipd.daemon.wiring import wire
+    from vipd.daemon.wiring import open_cache, wire
     from vipd.host.observer import Observers
     from vipd.host.settings.settings import load_settings
     from vipd.host.systemd.notify import Notifier
@@ -474,8 +474,9 @@ async def _live(vipd: Vipd, story: Callable[[Vipd], Awaitable[T]], simulated: bo
             stack.enter_context(mock.patch(target, double))
         logging.getLogger("vipd").addHandler(journal)
         stack.callback(logging.getLogger("vipd").removeHandler, journal)
-        recorder = stack.enter_context(recording(settings.state_dir))
-        parts = await wire(settings, Observers())
+        cache = open_cache(settings)
+        recorder = stack.enter_context(recording(cache))
+        parts = await wire(settings, cache, Observers())
         notify, listeners = daemon._notify_program(settings, recorder), [*daemon.health_listeners(parts)]
         warnings = daemon._warnings_of(parts, listeners, recorder, Notifier(), notify)
         monitoring = Monitoring(
@@ -632,9 +633,27 @@ def _simulated_clocks(later: float) -> dict[str, object]:
         "vipd.daemon.wiring.Resolver": partial(Resolver, clock=clock, wall=wall),
         "vipd.daemon.wiring.StoreSource": partial(StoreSource, clocks=clocks),
         "vipd.host.bounded_threads.threading": threads,
-        "vipd.health.record_file.threading": threads,
+        "vipd.sources.cache.Cache._wake": _write_in_loop,
         "watchfiles.awatch": saves,
     }
+
+
+def _write_in_loop(cache: Any) -> None:
+    """A moment later, by the clock that leaps; a failure is the cache's fault, and it tries again."""
+
+    def write() -> None:
+        try:
+            cache.write()
+        except StoreError:
+            loop.call_later(2.0, _write_in_loop, cache)
+
+    from vipd.sources.state import StoreError
+
+    try:
+        loop = asyncio.get_running_loop()
+    except RuntimeError:
+        return  # in a thread, or at the start: something else follows
+    loop.call_later(0.02, write)
 
 
 def _sysctls(root: Path) -> Path:

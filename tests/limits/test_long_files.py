@@ -12,6 +12,7 @@ import pytest
 from tests.faults.instrumented import yardstick
 from tests.model.samples import HEAD
 from vipd.model import limits
+from vipd.sources.cache import Cache
 from vipd.sources.files import FileSource
 
 SERVICE = HEAD + "- name: a\n  address: 10.96.0.1\n  ports: [80]\n"
@@ -41,7 +42,7 @@ def test_the_loop_goes_on_while_a_file_at_the_limit_is_read(tmp_path: Path, kind
     """In a thread everything between two breaths of Python holds up the loop."""
     (tmp_path / "services.d").mkdir()
     (tmp_path / "services.d" / "a.yaml").write_text(HUGE[kind](limits.FILE_BYTES - 100))
-    source = FileSource(tmp_path / "services.d", tmp_path / "kept")
+    source = FileSource(tmp_path / "services.d", Cache(tmp_path / "cache.db"))
 
     async def standstill() -> float:
         longest = 0.0

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.lab.cached import cached
 from tests.lab.daemon import Daemon
 from tests.lab.flow import Flow, finish
 from tests.lab.node import Node
@@ -92,8 +93,7 @@ REMOVALS: dict[str, Callable[[Daemon, Frontend], None]] = {
 def test_a_service_removed_whole(lab: Lab, daemon: Daemon, services: Services, family: int, how: str) -> None:
     vip, other = services.vip(family), services.add(lab.backends[:1], family=family)
     say(daemon, spec(vip, lab.backends[0]))
-    saved = daemon.state_dir / "flow-targets.json"
-    daemon.wait_until(lambda: saved.exists() and vip.address in saved.read_text(), True)
+    daemon.wait_until(lambda: vip.address in str(cached(daemon.state_dir, "flow_target")), True)
     direct = lab.backends[0].address(family)
     with (
         lab.client.open(*vip) as flow,
@@ -233,8 +233,7 @@ def test_it_survives_a_restart_and_goes_with_vipd(
     with lab.client.open(*vip) as flow:
         flow.ask()
         say(daemon)
-        saved = daemon.state_dir / "flow-targets.json"
-        daemon.wait_until(lambda: f'"{vip.address}"' in saved.read_text(), True)
+        daemon.wait_until(lambda: f'"{vip.address}"' in str(cached(daemon.state_dir, "flow_target")), True)
         daemon.kill()
         daemon.start()
         reset_seen(daemon, flow)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from tests.lab.cached import cached
 from tests.lab.daemon import Daemon
 from tests.lab.topology import Lab
 from tests.packets.services import Services, backend_text
@@ -105,8 +106,7 @@ def test_udp_flow_of_a_service_removed_while_the_daemon_was_down_ends(
         for vip in (kept, other)
     )
     daemon.declare(text)
-    checkpoint = daemon.state_dir / "flow-targets.json"
-    daemon.wait_until(lambda: checkpoint.exists() and other.address in checkpoint.read_text(), True)
+    daemon.wait_until(lambda: other.address in str(cached(daemon.state_dir, "flow_target")), True)
     with lab.client.open(*kept) as staying, lab.client.open(*other) as flow:
         before = staying.ask()
         assert flow.ask().backend == before.backend

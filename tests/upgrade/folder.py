@@ -2,7 +2,7 @@
 
 The daemon's directory is written there as `/HOST`, and its boot as zeros: a trial is what follows a reboot.
 `place` moves every time to now, because verdicts of checks are trusted for minutes only. A database is kept
-as the SQL that makes it.
+as the SQL that makes it, with its texts to be read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent
 RECORDED, STATE = "recorded.json", "state"
 DIRECTORY = "/HOST"
 BOOT = "00000000-0000-0000-0000-000000000000"
-DATABASES = ("state.db", "state.db.last-good")
+DATABASES = ("state.db", "state.db.last-good", "cache.db")
 TIME = re.compile(r"(?<![\d.])1\d{9}(?=[.,\]}\s])|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 """Seconds since 1970, and RFC 3339 in UTC; without the fraction, which stays."""
 
@@ -38,9 +38,8 @@ def folders() -> list[Path]:
 
 
 def kinds_of_files(state: Path) -> set[str]:
-    """The files of a state directory, by their paths there; copies of declarations are of one kind."""
-    found = {str(path.relative_to(state)) for path in state.rglob("*") if path.is_file()}
-    return {re.sub("(?<=^accepted/).*", "", name) for name in found}
+    """The files of a state directory, by their paths there."""
+    return {str(path.relative_to(state)) for path in state.rglob("*") if path.is_file()}
 
 
 def save(folder: Path, daemon: Daemon, knowledge: dict[str, Any]) -> None:
@@ -81,7 +80,19 @@ def _read(path: Path) -> str:
         return path.read_text()
     with closing(sqlite3.connect(path)) as database:
         (form,) = database.execute("pragma user_version").fetchone()
-        return "\n".join([*database.iterdump(), f"pragma user_version = {form};\n"])
+        # Something else than 0: a new one.
+        marks = f"pragma user_version = {form};\npragma application_id = 1;\n"
+        return "\n".join([*map(_readable, database.iterdump()), marks])
+
+
+def _readable(statement: str) -> str:
+    """With the text of each blob."""
+
+    def text(blob: re.Match[str]) -> str:
+        quoted = bytes.fromhex(blob[1]).decode().replace("'", "''")
+        return f"cast('{quoted}' as blob)"
+
+    return re.sub(r"X'([0-9A-F]*)'", text, statement)
 
 
 def _write(path: Path, text: str) -> None:

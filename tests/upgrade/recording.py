@@ -60,8 +60,6 @@ def record(path: Path) -> None:
             daemon.wait_until(lambda: len(daemon.endpoints("fleet")), 2)
             _use(lab, daemon)
             daemon.stop()
-            # The file of older events has the form of the newer one, which a thousand of them would fill.
-            (daemon.state_dir / "events.jsonl").rename(daemon.state_dir / "events.1.jsonl")
             daemon.start()
             daemon.wait_until(lambda: len(daemon.endpoints("fleet")), 2)
             known = knowledge(daemon)

@@ -6,9 +6,9 @@ from __future__ import annotations
 import json
 import re
 import sqlite3
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -22,10 +22,17 @@ pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 NEWEST = folders()[-1]
 LATER = "of_a_later_version"
+STORE = ("state.db", "state.db.last-good")
 EXTENDING = (
     "update service set text = json_set(text, '$.of_a_later_version', 1) where name = 'api'",
     "update override set text = json_set(text, '$.of_a_later_version', 1) where target like 'address %'",
     "update override set text = json_set(text, '$.of_a_later_version', 1) where target = 'this host'",
+)
+EXTENDING_CACHE = (
+    "update entry set value = json_set(value, '$.of_a_later_version', 1) where bucket = 'event'",
+    """update entry set value = cast(
+         replace(cast(value as text), 'name: named', 'name: named' || char(10) || '    of_a_later_version: 1')
+         as blob) where bucket = 'accepted'""",
 )
 
 
@@ -44,9 +51,8 @@ def change(daemon: Daemon, name: str, new: Callable[[str], str]) -> None:
     assert path.read_text() != before
 
 
-def in_database(daemon: Daemon, *statements: str) -> None:
-    """Change the database, and its copy."""
-    for name in ("state.db", "state.db.last-good"):
+def in_databases(daemon: Daemon, names: Sequence[str], *statements: str) -> None:
+    for name in names:
         with closing(sqlite3.connect(daemon.state_dir / name, isolation_level=None)) as database:
             for statement in statements:
                 database.execute(statement)
@@ -56,30 +62,16 @@ def with_json(new: Callable[[Any], Any]) -> Callable[[str], str]:
     return lambda text: json.dumps(new(json.loads(text)))
 
 
-def in_lines(new: Callable[[Any], Any]) -> Callable[[str], str]:
-    return lambda text: "".join(json.dumps(new(json.loads(line))) + "\n" for line in text.splitlines())
-
-
-def in_summed_lines(new: Callable[[Any], Any]) -> Callable[[str], str]:
-    def changed(text: str) -> str:
-        lines = [json.dumps(new(json.loads(line.partition(" ")[2]))) for line in text.splitlines()]
-        return "".join(f"{zlib.crc32(line.encode()):08x} {line}\n" for line in lines)
-
-    return changed
-
-
 def extended(value: dict[str, Any]) -> dict[str, Any]:
     return {**value, LATER: {"a": [1]}}
 
 
-def numbered(value: dict[str, Any]) -> dict[str, Any]:
-    return {**value, "format": value["format"] + 1} if "format" in value else value
-
-
 def declare_accepted(daemon: Daemon) -> None:
     """The files of declarations are those of the copies, newer keys too."""
-    for copy in (daemon.state_dir / "accepted").iterdir():
-        (daemon.services_dir / copy.name.rpartition("%2F")[2]).write_text(copy.read_text())
+    with closing(sqlite3.connect(daemon.state_dir / "cache.db")) as database:
+        rows = database.execute("select key, value from entry where bucket = 'accepted' and key != x''")
+        for path, text in rows:
+            (daemon.services_dir / Path(path.decode()).name).write_bytes(text)
 
 
 def refused(daemon: Daemon, *command: str) -> str:
@@ -97,14 +89,9 @@ def test_unknown_keys(lab: Lab) -> None:
     """They end the one service or override that has them, and nothing else."""
     daemon = daemon_on(lab)
     before = place(NEWEST, daemon)
-    for name in ("host-changes.json", "counters.json", "health.json", "names.json"):
-        change(daemon, name, with_json(extended))
-    for name in ("events.jsonl", "events.1.jsonl"):
-        change(daemon, name, in_lines(extended))
-    change(daemon, "etcd/snapshot", in_summed_lines(extended))
-    in_named = re.compile(r"(name: named\n( +))")
-    change(daemon, "shop.yaml", lambda text: in_named.sub(rf"\1{LATER}: 1\n\2", text))
-    in_database(daemon, *EXTENDING)
+    change(daemon, "host-changes.json", with_json(extended))
+    in_databases(daemon, STORE, *EXTENDING)
+    in_databases(daemon, ["cache.db"], *EXTENDING_CACHE)
     declare_accepted(daemon)
     with daemon:
         after = knowledge(daemon)
@@ -149,21 +136,20 @@ def test_another_format(lab: Lab) -> None:
     """The file counts as unusable; what it was for begins anew, or waits for an operator."""
     daemon = daemon_on(lab)
     before = place(NEWEST, daemon)
-    for name in ("health.json", "names.json"):
-        change(daemon, name, with_json(numbered))
-    change(daemon, "etcd/snapshot", in_summed_lines(numbered))
-    in_database(daemon, "pragma user_version = 2")
-    change(daemon, "dataplane", lambda _: "ebpf\n")
-    change(daemon, "late.yaml", lambda text: text.replace("vipd/v1", "vipd/v2"))
     declare_accepted(daemon)
+    in_databases(daemon, ["cache.db", *STORE], "pragma user_version = 2")
+    change(daemon, "dataplane", lambda _: "ebpf\n")
+    late = daemon.services_dir / "late.yaml"
+    late.write_text(late.read_text().replace("vipd/v1", "vipd/v2"))
     with daemon:
         assert daemon.endpoints("shop") == list(before["backends"]["shop"])
         for lost in ("late", "web", "api", "fleet", "named"):
             assert not daemon.endpoints(lost), lost
-        assert kept_aside(daemon) == {"health.json", "names.json", "etcd/snapshot", "dataplane"}
+        assert kept_aside(daemon) == {"dataplane"}
         for name in kept_aside(daemon):
             assert re.search(rf"{name}: .*it is kept as", daemon.log), name
-        assert "state.db: cannot be read: a newer version of vipd wrote it (form 2, " in daemon.log
+        for name in ("state.db", "cache.db"):
+            assert f"{name}: cannot be read: a newer version of vipd wrote it (form 2, " in daemon.log
         assert daemon.status()["dataplane"]["name"] == "iptables"
         assert "move the file aside" in refused(daemon, "add", "10.96.1.9:80", "10.244.0.11:80")
         lab.client.send(VIPS["shop"], 80, count=4).all_answered()

@@ -33,7 +33,6 @@ OF_THE_TRIAL = re.compile(
     r"|127\.0\.0\.1:2379|etcd"  # no etcd
     r"|late\.yaml"  # spoilt
     r"|is taken back unless"  # the change that waits for its confirmation
-    r"|services\.yaml\.last-good, .* of .*: of an earlier version, and not read"
 )
 """What is wrong on the host of a trial; nothing else may be."""
 
@@ -56,11 +55,6 @@ def faults(daemon: Daemon) -> list[str]:
     """Warnings of the log and of status that are not those of the trial."""
     lines = [line for line in daemon.log.splitlines() if re.search(r" (WARNING|ERROR|CRITICAL) ", line)]
     return [line for line in (*lines, *daemon.status()["warnings"]) if not OF_THE_TRIAL.search(line)]
-
-
-def had_no_database(folder: Path) -> bool:
-    """Its services are those of `services.yaml`, which is taken over."""
-    return not (folder / STATE / "state.db").exists()
 
 
 def flows_to(lab: Lab, address: str) -> str:
@@ -92,14 +86,6 @@ def test_nothing_is_lost(lab: Lab, folder: Path) -> None:
         after = knowledge(daemon)
         assert set(before.pop("events")) <= set(after.pop("events"))
         del before["backends"]["gone"], before["new flows"]["gone"]
-        if had_no_database(folder):
-            del before["history"], before["unconfirmed"], before["maintenance"]
-            ordered = {order["backend"] for order in before.pop("overrides")}
-            for known in before["backends"].values():
-                for backend in [b for b in known if ordered & {b, b.rpartition(":")[0]}]:
-                    del known[backend]
-            assert [entry["reason"] for entry in after["history"]] == ["taken over from services.yaml"]
-            assert "history.jsonl, overrides.json, maintenance.json of" in daemon.log
         assert_known(before, after)
         assert after["backends"].keys() == before["backends"].keys()
         for vip in VIPS.values():
@@ -108,10 +94,7 @@ def test_nothing_is_lost(lab: Lab, folder: Path) -> None:
         assert not faults(daemon)
         assert not list(daemon.state_dir.rglob("*.unreadable*"))
         daemon.stop()
-        left = {"services.yaml.taken-over", "services.yaml.last-good", "history.jsonl"}
-        left |= {"overrides.json", "maintenance.json"}
         new = kinds_of_files(daemon.state_dir) - kinds_of_files(folders()[-1] / STATE)
-        new -= left if had_no_database(folder) else set()
         assert not new, "record and document it, and have its loss noticed here"
         daemon.cleanup()
         assert lab.host.run("sysctl", "-n", "net.ipv4.ip_forward").stdout == "0\n"
@@ -120,8 +103,6 @@ def test_nothing_is_lost(lab: Lab, folder: Path) -> None:
 def test_the_copy_of_the_store_serves(lab: Lab, folder: Path) -> None:
     daemon = daemon_on(lab)
     before = place(folder, daemon)
-    if had_no_database(folder):
-        pytest.skip("it has no copy of one")
     (daemon.state_dir / "state.db").write_text("torn")
     with daemon:
         assert knowledge(daemon)["backends"]["web"] == before["backends"]["web"]

@@ -72,7 +72,7 @@ class _FileWatcher:
     async def scan(self) -> None:
         """Scan; the reconciler wakes if anything is new."""
         files, faults = self._files, self._files.faults()
-        if await asyncio.to_thread(files.scan, False) or files.faults() != faults or files.copy_failed:
+        if await asyncio.to_thread(files.scan, False) or files.faults() != faults:
             self._reconciler.request_sync()
 
     def begin(self) -> None:
@@ -263,14 +263,6 @@ async def _repair(
         extra = fields(Event.RULES_REPAIRED, cause=cause, reason=deeds)
         who = ", ".join(actors) or "somebody"
         log.warning("rules repaired; what had happened: %s: %s", who, deeds, extra=extra)
-
-
-async def save_checkpoint(scheduler: ConntrackScheduler, woken: asyncio.Event) -> None:
-    """Save the data by which flows are judged, for the next process: when rules have changed, or after some
-    seconds. Raises OSError."""
-    await _set_within(woken, CONNTRACK_POLL_SECONDS)
-    woken.clear()
-    await scheduler.save()
 
 
 async def clean_flows(scheduler: ConntrackScheduler, reconciler: Reconciler, woken: asyncio.Event) -> None:

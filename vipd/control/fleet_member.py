@@ -22,6 +22,7 @@ from vipd.host.settings.settings import Settings
 from vipd.host.supervisor import Loop, Work
 from vipd.model.maintenance import Maintenance
 from vipd.model.service import AnnounceMethod
+from vipd.sources.cache import Cache
 from vipd.sources.etcd.client import EtcdClient
 from vipd.sources.etcd.errors import EtcdError
 from vipd.sources.etcd.fleet import FleetOverrides
@@ -52,6 +53,7 @@ class FleetMember:
         self,
         settings: Settings,
         etcd: EtcdSettings,
+        cache: Cache,
         clock: Callable[[], datetime],
         observer: Observer | None = None,
     ) -> None:
@@ -60,7 +62,7 @@ class FleetMember:
         self._options = options = etcd
         random = Random()  # noqa: S311 (spreads a fleet; nothing secret)
         self._client = EtcdClient(options, random)
-        self.source = EtcdSource(options, settings.state_dir, self._client, random)
+        self.source = EtcdSource(options, cache, self._client, random)
         self.store = EtcdStore(self._client, self.source, options.prefix, clock, settings.node_name)
         self.overrides = FleetOverrides(lambda: self.source.keys.overrides, clock, observer)
         self._heartbeat: HostHeartbeat | None = None
@@ -107,10 +109,9 @@ class FleetMember:
         return loops
 
     async def close(self) -> None:
-        """Delete the report, save the known state, and close every connection to etcd."""
+        """Delete the report, and close every connection to etcd."""
         if self._heartbeat is not None:
             await self._heartbeat.close()
-        self.source.close()
         await self._client.close()
 
     async def wait_for_etcd(self) -> None:

@@ -26,7 +26,7 @@ from vipd.control.host import Host
 from vipd.control.reload import reload
 from vipd.daemon.loops import loops
 from vipd.daemon.status_reporter import StatusReporter, heartbeat_seconds, program_seconds
-from vipd.daemon.wiring import Parts, now, sources, wire
+from vipd.daemon.wiring import Parts, now, open_cache, sources, wire
 from vipd.dataplane.chosen import ChosenDataplane
 from vipd.health.host_problems import host_problems
 from vipd.host.bounded_threads import started_threads
@@ -61,7 +61,8 @@ Warnings = Callable[[], Sequence[str]]
 
 def check(settings: Settings) -> int:
     """Print every problem of the declarations that these settings lead to; 1 when there is any."""
-    files, store = sources(settings, repair=False)  # the daemon may run
+    # The daemon may run.
+    files, store = sources(settings, open_cache(settings, repair=False), repair=False)
     files.scan()
     dataplane = ChosenDataplane(settings.state_dir).read() or settings.dataplane
     host = Host(settings, HostChanges(settings.state_dir), dataplane=lambda: dataplane)
@@ -90,12 +91,13 @@ def check(settings: Settings) -> int:
 async def once(settings: Settings) -> int:
     """Apply the declarations once. 1 when that failed, or when a declaration has problems."""
     with state_lock(settings):
-        parts = await wire(settings)
+        parts = await wire(settings, open_cache(settings))
         async with _following_etcd(parts):
             applied = await parts.reconciler.step()
             if await _first_answers(parts):
                 applied = await parts.reconciler.step()
-        await asyncio.to_thread(parts.resolver.close)
+        parts.resolver.close()
+        await asyncio.to_thread(parts.cache.close)
         faults = [fault for source in parts.sources for fault in source.faults()]
         faults += parts.reconciler.progress.quarantined
         return 0 if applied and not parts.reconciler.problems and not faults else 1
@@ -119,9 +121,9 @@ async def serve(settings: Settings, notifier: Notifier) -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
     asyncio.get_running_loop().set_default_executor(started_threads(WORKER_THREADS))
     notifier.send("STATUS=reading declarations")
-    with state_lock(settings), recording(settings.state_dir) as recorder:
+    with state_lock(settings), recording(cache := open_cache(settings)) as recorder:
         require_privileges()
-        parts = await wire(settings, Observers(heartbeat_seconds(notifier)), program_seconds(notifier))
+        parts = await wire(settings, cache, Observers(heartbeat_seconds(notifier)), program_seconds(notifier))
         # Current objects live until the end: each garbage collection would walk through them, for a tenth of
         # a second.
         freeze_objects()
@@ -162,7 +164,7 @@ async def _stop(parts: Parts, work: Sequence[asyncio.Task[NoReturn]]) -> None:
     for task in work:
         task.cancel()
     await asyncio.wait(work)
-    await asyncio.to_thread(parts.resolver.close)
+    parts.resolver.close()
     if parts.settings.announce_on_stop == "withdraw":
         with contextlib.suppress(OSError):
             await parts.announcer.withdraw()
@@ -248,6 +250,7 @@ def _warnings_of(
     return lambda: [
         *state_faults(parts.settings.state_dir),
         *(warning for each in listeners for warning in each.warnings),
+        *parts.cache.warnings,
         *parts.health.warnings(),
         *name_warnings(parts.resolver),
         *notifier.warnings,

@@ -13,7 +13,6 @@ from vipd.control.background_tasks import (
     collect_garbage,
     expire_overrides,
     poll_host,
-    save_checkpoint,
     save_ended_overrides,
     take_back_unconfirmed,
     watch_files,
@@ -82,7 +81,7 @@ def loops(
 ) -> dict[str, Work]:
     """Every loop of a daemon."""
     reconciler, conntrack, events = parts.reconciler, parts.conntrack, _Events(parts.reconciler)
-    collect, cleaned, saved, grown, asked, balanced = (events.after_step() for _ in range(6))
+    collect, cleaned, grown, asked, balanced = (events.after_step() for _ in range(5))
     reconciler.observers.add(events)
     return {
         # Before the first write, so that no foreign change of rules is missed.
@@ -94,7 +93,6 @@ def loops(
         "cleaning flows": lambda: clean_flows(conntrack, reconciler, cleaned),
         "watching for replies": Loop(parts.silent_backends.run, LoopState(Backoff(maximum=60.0))),
         "keeping the fast path": Loop(parts.fast_path.poll, LoopState(Backoff(maximum=60.0))),
-        "keeping the backends of flows": lambda: save_checkpoint(conntrack, saved),
         "growing shares": lambda: advance_slow_start(parts.status_tracker, reconciler, grown),
         "balancing connections": Loop(lambda: parts.balancer.run(balanced), LoopState(Backoff(maximum=5.0))),
         **_override_loops(parts, events),
@@ -106,7 +104,6 @@ def loops(
         "asking backends and name servers": Loop(parts.worker.run, parts.worker.state),
         "checking backends": parts.health.run,
         "resolving names": parts.resolver.run,
-        "saving resolved names": parts.resolver.save_changes,
         **parts.flow_stats.loops(),
         **{f"answering over TCP ({number})": each.run for number, each in enumerate(listeners, 1)},
         "keeping the status page": monitoring.run,

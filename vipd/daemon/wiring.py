@@ -20,7 +20,6 @@ from vipd.control.silent_backends import SilentBackends
 from vipd.daemon.rule_programs import rule_programs
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.chosen import ChosenDataplane
-from vipd.dataplane.conntrack.checkpoint import Checkpoint
 from vipd.dataplane.conntrack.netlink import ConntrackError
 from vipd.dataplane.conntrack.scheduler import ConntrackScheduler
 from vipd.dataplane.fast_path.driver import FastPath
@@ -46,6 +45,8 @@ from vipd.resolver.lookup import ServerOptions
 from vipd.resolver.resolver import Resolver, ResolverOptions
 from vipd.resolver.worker_lookups import RemoteLookup
 from vipd.sources.base import Source
+from vipd.sources.cache import FILE_NAME as CACHE_FILE
+from vipd.sources.cache import Cache
 from vipd.sources.files import FileSource
 from vipd.sources.overrides import OverrideStore
 from vipd.sources.state import FILE_NAME as STATE_FILE
@@ -62,6 +63,7 @@ class Parts:
     """The wired objects of one daemon."""
 
     settings: Settings
+    cache: Cache
     files: FileSource
     store: StoreSource
     overrides: OverrideStore
@@ -97,20 +99,28 @@ class Parts:
         await self.overrides.reload()
 
 
-def sources(settings: Settings, repair: bool = True) -> tuple[FileSource, StoreSource]:
+def open_cache(settings: Settings, repair: bool = True) -> Cache:
+    """The cache of the state directory."""
+    return Cache(settings.state_dir / CACHE_FILE, repair)
+
+
+def sources(settings: Settings, cache: Cache, repair: bool = True) -> tuple[FileSource, StoreSource]:
     """The sources that the settings name, the store loaded. `repair`: as of the store."""
     store = StoreSource(settings.state_dir / STATE_FILE, repair=repair)
     store.load()
-    return FileSource(settings.services_dir, settings.state_dir / "accepted"), store
+    return FileSource(settings.services_dir, cache), store
 
 
 async def wire(
-    settings: Settings, observers: Observers | None = None, program_timeout: float = TIMEOUT_SECONDS
+    settings: Settings,
+    cache: Cache,
+    observers: Observers | None = None,
+    program_timeout: float = TIMEOUT_SECONDS,
 ) -> Parts:
     """All objects, every source having delivered, nothing written to the kernel yet. Programs that read or
     write rules are killed after `program_timeout` seconds."""
     observers = observers or Observers()
-    files, store = sources(settings)
+    files, store = sources(settings, cache)
     # Before the first step: a change whose time to confirm is over does not serve again.
     store.take_back_due()
     with contextlib.suppress(StoreError):  # a loop tries again, and says why
@@ -118,11 +128,11 @@ async def wire(
     await asyncio.to_thread(files.scan)
     overrides = OverrideStore(store.file, now, observers)
     overrides.load()
-    fleet = await _fleet(settings, observers)
+    fleet = await _fleet(settings, cache, observers)
 
     worker = Worker()
     health = HealthChecker(
-        settings.state_dir / "health.json",
+        cache,
         options=ProbeOptions(settings.check_users, worker),
         observer=observers,
     )
@@ -141,12 +151,12 @@ async def wire(
     dataplane = await SwitchableDataplane.start(name, dataplanes, observers.dataplane_switched)
     host = Host(settings, record, dataplane=lambda: dataplane.name, invalidate=dataplane.invalidate_all)
 
-    conntrack = ConntrackScheduler(time.monotonic, checkpoint=Checkpoint(settings.state_dir))
+    conntrack = ConntrackScheduler(time.monotonic, cache=cache)
     await conntrack.load()  # left over by an earlier process
     observers.add(conntrack)
     fast_path = FastPath(settings, runner)
     observers.add(fast_path)
-    resolver = await _resolver(settings, observers, worker)
+    resolver = await _resolver(settings, cache, observers, worker)
     dependencies = ReconcilerDependencies(
         statuses, fleet.registrations if fleet else dict, resolver, conntrack.resets, observers
     )
@@ -170,11 +180,12 @@ async def wire(
     flow_stats = FlowStats.of(
         dataplane.counter,
         reconciler,
-        settings.state_dir / "counters.json",
+        cache,
         traffic=settings.traffic_accounting,
     )
     return Parts(
         settings=settings,
+        cache=cache,
         files=files,
         store=store,
         overrides=overrides,
@@ -208,26 +219,26 @@ def _open_writing(own: OwnProcesses) -> socket.socket:
     return opened
 
 
-async def _resolver(settings: Settings, observers: Observers, worker: Worker) -> Resolver:
+async def _resolver(settings: Settings, cache: Cache, observers: Observers, worker: Worker) -> Resolver:
     """The resolver of backends' names, with the answers of an earlier run."""
     servers = tuple((s.address, s.port) for s in map(parse_frontend, settings.dns_servers))
     limits = AnswerLimits(
         settings.dns_min_ttl, settings.dns_max_ttl, settings.dns_hold, settings.dns_max_addresses
     )
-    options = ResolverOptions(limits, settings.dns_max_names, settings.state_dir / "names.json")
+    options = ResolverOptions(limits, settings.dns_max_names, cache)
     look_up = RemoteLookup(worker, ServerOptions(servers, settings.dns_timeout), limits.max_targets)
     resolver = Resolver(options, observers, look_up)
     await asyncio.to_thread(resolver.load)
     return resolver
 
 
-async def _fleet(settings: Settings, observers: Observers) -> FleetMember | None:
+async def _fleet(settings: Settings, cache: Cache, observers: Observers) -> FleetMember | None:
     """An earlier run's state of etcd, if that is configured; otherwise its modules are not even imported."""
     if settings.etcd is None:
         return None
     from vipd.control.fleet_member import FleetMember
 
-    fleet = FleetMember(settings, settings.etcd, now, observers)
+    fleet = FleetMember(settings, settings.etcd, cache, now, observers)
     await asyncio.to_thread(fleet.load)
     return fleet
 

@@ -27,15 +27,6 @@ def chunks(data: Utf8) -> Iterator[tuple[int, Utf8]]:
         start = end
 
 
-def concatenated(*parts: Utf8) -> bytearray:
-    """Texts as one."""
-    found = bytearray()
-    for part in parts:
-        for _, piece in chunks(part):
-            found += piece
-    return found
-
-
 def first_invalid_utf8(data: Utf8) -> int | None:
     """Offset of the first byte of invalid UTF-8."""
     for start, piece in chunks(data):
@@ -49,12 +40,3 @@ def first_invalid_utf8(data: Utf8) -> int | None:
 def lines_before(data: Utf8, end: int, start: int = 0) -> int:
     """Number of line ends between two offsets."""
     return sum(data.count(b"\n", at, min(at + CHUNK_BYTES, end)) for at in range(start, end, CHUNK_BYTES))
-
-
-def find(data: Utf8, mark: bytes, start: int = 0) -> int:
-    """Like `bytes.find`."""
-    for at in range(start, len(data), CHUNK_BYTES):
-        found = data.find(mark, at, at + CHUNK_BYTES + len(mark) - 1)
-        if found >= 0:
-            return found
-    return -1

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from random import random as any_part
 
 from vipd.health.lag import LoopLag
@@ -19,9 +18,9 @@ from vipd.health.probes.http import probe_http
 from vipd.health.probes.remote import AT_ONCE, RemoteProber
 from vipd.health.probes.tcp import TcpProber
 from vipd.health.probes.udp import probe_udp
-from vipd.health.record_cache import RecordCache, SavedRecord, newest
-from vipd.health.record_file import CollectRecords, RecordFile
+from vipd.health.record_cache import CHECKED_NOW, RecordCache, SavedRecord
 from vipd.health.result import ProbeResult, ReportedWeight
+from vipd.health.saved_verdicts import SavedVerdicts
 from vipd.health.scheduler import Scheduler
 from vipd.health.state import HealthRecord, HealthState, apply_result, reset_streak
 from vipd.health.verdict_log import HealthLog
@@ -33,9 +32,10 @@ from vipd.host.worker import Worker
 from vipd.model.check_target import CheckTarget
 from vipd.model.durations import CHECK_BOUNDS, DurationHistogram
 from vipd.model.fair_queue import FairQueue
+from vipd.sources.cache import Cache
 
-SAVE_SECONDS = 5.0
-"""A changed state is saved within this time. A change to unhealthy is saved at once."""
+UPKEEP_SECONDS = 5.0
+"""Interval of what is done from time to time."""
 
 KINDS = ("tcp", "http", "https", "udp", "dns", "exec")
 """Types of checks."""
@@ -76,14 +76,14 @@ class HealthStatus:
 class HealthChecker:
     """Knows the targets and their health. Sends probes while `run` runs.
 
-    `file` keeps the states over a restart of vipd. `clock` is the event loop's clock. `wall` returns seconds
-    since 1970, `random` returns numbers from 0 up to 1. Soon after states or reported weights changed, the
-    checker calls `health_changed` of `observer`, with many targets at once.
+    The `cache` keeps the states over a restart of vipd. `clock` is the event loop's clock. `wall` returns
+    seconds since 1970, `random` returns numbers from 0 up to 1. Soon after states or reported weights have
+    changed, the checker calls `health_changed` of `observer`, with many targets at once.
     """
 
     def __init__(
         self,
-        file: Path | None = None,
+        cache: Cache | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
         random: Callable[[], float] = any_part,
@@ -92,8 +92,8 @@ class HealthChecker:
     ) -> None:
         self._options, self._observer = options, observer or Observer()
         self.clock, self._wall, self._random = clock, wall, random
-        self._saved = RecordFile(file, clock, wall)
-        self._memory = RecordCache(self._invalidate)
+        self._saved = SavedVerdicts(cache, clock, wall, self._verdicts)
+        self._memory = RecordCache()
         for known in self._saved.load():
             self._memory.add(known)
         self._followed: dict[str, frozenset[CheckTarget]] = {}
@@ -132,10 +132,14 @@ class HealthChecker:
                 inherited = self._records.get(replaced) if replaced else None
                 known = inherited or self._memory.take(target, service, wanted, self.clock())
                 self._begin(target, known)
+            else:
+                self._save(target)  # which has another service
         for target in leaving:
             self._users[target].discard(service)
             if not self._users[target]:
                 self._stop_following(target, service)
+            else:
+                self._save(target)
 
     def status(self, target: CheckTarget) -> HealthStatus:
         """The health of a target; unknown for a target of no service."""
@@ -160,8 +164,6 @@ class HealthChecker:
         if more > 0:
             told.append(f"{more} more backends cannot be asked")
         told += self._scheduler.warnings() if self._scheduler else []
-        if self._saved.fault:
-            told.append(f"verdicts cannot be saved: {self._saved.fault}")
         return tuple(told)
 
     async def run(self) -> None:
@@ -180,44 +182,40 @@ class HealthChecker:
             self._scheduler = Scheduler(loop, ask, self._on_result, self._random, _slots(), self._authors_of)
             stack.callback(self._stop)
             self._schedule_all()
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._saved.run(self._known, SAVE_SECONDS))
-                while True:
-                    await asyncio.sleep(SAVE_SECONDS)
-                    if not self._records:
-                        lag.stop()  # ten wakeups a second
-                    self._memory.expire(self.clock())
-                    self._log.write((), self.clock())
-                    self._log.log_late(self._scheduler.warnings(), self.clock())
+            while True:
+                await asyncio.sleep(UPKEEP_SECONDS)
+                if not self._records:
+                    lag.stop()  # ten wakeups a second
+                self._saved.remove(self._memory.expire(self.clock()))
+                self._saved.stamp_if_due()
+                self._log.write((), self.clock())
+                self._log.log_late(self._scheduler.warnings(), self.clock())
 
     def _stop(self) -> None:
         if self._scheduler is not None:
             self._scheduler.stop()
             self._scheduler = None
         self._unscheduled = set(self._records)
-        self._saved.save(self._known())
+        self._saved.put(self._verdicts())
 
     def _begin(self, target: CheckTarget, known: HealthRecord | None) -> None:
         """Probe a new target, starting from its known state."""
         record = HealthRecord(self.clock())
         if known is not None:
             record = reset_streak(known, f"{_AS_BEFORE}{known.last_reason.removeprefix(_AS_BEFORE)}")
-            # Save now: a crash after each start must not let the verdict expire, nor lose its owner.
-            self._saved.mark_changed(bad=known.state is HealthState.UNHEALTHY)
         self._records[target] = record
+        # A crash after each start must not let the verdict expire, nor lose its owner.
+        self._save(target)
+        self._memory.drop(SavedRecord.of(target, (), CHECKED_NOW, record).key)
         self._schedule(target)
-
-    def _invalidate(self, target: CheckTarget) -> None:
-        """The initial verdict of a target may belong to another check: reset it, unless the target was probed
-        since."""
-        record = self._records.get(target)
-        if record is not None and record.last_reason.startswith(_AS_BEFORE):
-            self._records[target] = HealthRecord(self.clock())
-            self._mark_changed(target)
 
     def _stop_following(self, target: CheckTarget, service: str) -> None:
         del self._users[target]
-        self._memory.put(target, (service,), self._records.pop(target), self.clock())
+        record = self._records.pop(target)
+        if record.state is not HealthState.UNKNOWN:
+            known = SavedRecord.of(target, (service,), self.clock(), record)
+            self._memory.add(known)
+            self._saved.put([known])
         self._unscheduled.discard(target)
         self._changed.discard(target)
         if self._scheduler is not None:
@@ -246,7 +244,7 @@ class HealthChecker:
         self._records[target] = after
         if (before.state, before.weight) != (after.state, after.weight):
             self._mark_changed(target)
-            self._saved.mark_changed(bad=after.state is HealthState.UNHEALTHY is not before.state)
+            self._save(target)
 
     def _mark_changed(self, target: CheckTarget) -> None:
         """It is reported soon that a target's verdict is another one."""
@@ -273,16 +271,23 @@ class HealthChecker:
     def _services_of(self, target: CheckTarget) -> list[str]:
         return list(self._users.get(target, ()))
 
-    def _known(self) -> CollectRecords:
-        """A snapshot of all verdicts to save; the caller does the slow part."""
-        now, live, left = self.clock(), self._records.copy(), self._memory.records()
-        users = self._users
+    def _save(self, target: CheckTarget) -> None:
+        """Keep the verdict on a target, if there is one."""
+        record = self._records[target]
+        if record.state is not HealthState.UNKNOWN:
+            self._saved.put([SavedRecord.of(target, self._users[target], CHECKED_NOW, record)])
 
-        def known() -> Iterator[SavedRecord]:
-            decided = ((t, r) for t, r in live.items() if r.state is not HealthState.UNKNOWN)
-            return newest(left, (SavedRecord.of(t, tuple(users.get(t, ())), now, r) for t, r in decided))
-
-        return known
+    def _verdicts(self) -> list[SavedRecord]:
+        """All verdicts."""
+        live, users = self._records.copy(), self._users
+        return [
+            *self._memory.records(),
+            *(
+                SavedRecord.of(target, tuple(users.get(target, ())), CHECKED_NOW, record)
+                for target, record in live.items()
+                if record.state is not HealthState.UNKNOWN
+            ),
+        ]
 
 
 def _replaced(target: CheckTarget, left: Sequence[CheckTarget]) -> CheckTarget | None:

@@ -1,4 +1,4 @@
-"""Verdicts on targets that are not followed now: they were removed, or an earlier vipd checked them. Pure.
+"""Verdicts on targets that are not followed now: they were removed, or an earlier run checked them. Pure.
 
 A verdict belongs to a whole check: probe, target and timing. Another check of the same backend may have
 another result, so it inherits a verdict only if it replaces that check in the same service.
@@ -6,18 +6,22 @@ another result, so it inherits a verdict only if it replaces that check in the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
+from math import inf
 
-from vipd.health.state import HealthRecord, HealthState
+from vipd.health.state import HealthRecord
 from vipd.model.check import Probe, Timing
 from vipd.model.check_target import CheckTarget
 from vipd.model.service import Protocol
 
 MAX_AGE_SECONDS = 600.0
 """Older verdicts are not used."""
+
+CHECKED_NOW = inf
+"""The time of a verdict on a target that is followed."""
 
 MOST_SERVICES = 100
 """Services kept for one target, by which others inherit from it; an equal check needs none."""
@@ -37,7 +41,7 @@ class SavedRecord:
 
     place: ProbeAddress
     check: str
-    """`check_id`; empty: an older version wrote it, which had one verdict for all checks of a place."""
+    """`check_id`."""
     services: tuple[str, ...]
     """Services that had the target, or some of them."""
     at: float
@@ -75,25 +79,15 @@ def _check_id(protocol: Protocol, probe: Probe, timing: Timing, author: str) -> 
 class RecordCache:
     """Last states of targets that are not followed. Times are of the monotonic clock."""
 
-    def __init__(self, doubted: Callable[[CheckTarget], None] = lambda target: None) -> None:
-        """`doubted`: called with a target whose initial verdict, from an older version, may be of another
-        check."""
-        self._doubted = doubted
+    def __init__(self) -> None:
         self._known: dict[Key, SavedRecord] = {}
         """The oldest first."""
         self._of: dict[tuple[str, str], set[Key]] = {}
         """By service and address."""
-        self._takers: dict[ProbeAddress, list[CheckTarget]] = {}
-        """Targets that inherited a verdict from an older version."""
-
-    def put(self, target: CheckTarget, services: Iterable[str], record: HealthRecord, now: float) -> None:
-        """Keep the verdict of a removed target, if it has one."""
-        if record.state is not HealthState.UNKNOWN:
-            self.add(SavedRecord.of(target, services, now, record))
 
     def add(self, known: SavedRecord) -> None:
-        """Add a verdict of an earlier vipd."""
-        self._drop(known.key)
+        """Add a verdict of an earlier run, or of a removed target."""
+        self.drop(known.key)
         self._known[known.key] = known
         for service in known.services:
             self._of.setdefault((service, known.place[0]), set()).add(known.key)
@@ -107,12 +101,9 @@ class RecordCache:
         """
         same = self._fresh((*probe_address(target), check_id(target)), now)
         if same is not None:
-            self._drop(same.key)  # the target now holds it
             return same.record
         replaced = self._replaced(target, service, wanted, now)
-        if replaced is not None:
-            return replaced.record
-        return self._of_older_version(target, now)
+        return replaced.record if replaced else None
 
     def _replaced(
         self, target: CheckTarget, service: str, wanted: Collection[CheckTarget], now: float
@@ -127,29 +118,16 @@ class RecordCache:
         heir_of = same_port or found
         return heir_of[0] if len(heir_of) == 1 else None
 
-    def _of_older_version(self, target: CheckTarget, now: float) -> HealthRecord | None:
-        """The verdict of an older version on a place, unless several different checks could have caused
-        it."""
-        place = probe_address(target)
-        old = self._fresh((*place, ""), now)
-        if old is None:
-            return None
-        takers = self._takers.setdefault(place, [])
-        takers.append(target)
-        if all(_asks_alike(target, other) for other in takers):
-            return old.record
-        self._drop(old.key)
-        for taker in takers[:-1]:
-            self._doubted(taker)
-        return None
-
-    def expire(self, now: float) -> None:
-        """Drop what is too old, and some of the rest if there is much."""
+    def expire(self, now: float) -> list[Key]:
+        """Drop what is too old, some of it if it is much; returns what."""
+        dropped = list[Key]()
         for _ in range(_MOST_FORGOTTEN_AT_ONCE):
             oldest = next(iter(self._known.values()), None)
             if oldest is None or now - oldest.at <= MAX_AGE_SECONDS:
                 break
-            self._drop(oldest.key)
+            self.drop(oldest.key)
+            dropped.append(oldest.key)
+        return dropped
 
     def records(self) -> list[SavedRecord]:
         """All verdicts."""
@@ -159,23 +137,13 @@ class RecordCache:
         found = self._known.get(key)
         return found if found is not None and now - found.at <= MAX_AGE_SECONDS else None
 
-    def _drop(self, key: Key) -> None:
+    def drop(self, key: Key) -> None:
+        """Drop a verdict, if there is one: its target is followed."""
         known = self._known.pop(key, None)
         if known is None:
             return
-        if not known.check:
-            self._takers.pop(known.place, None)
         for service in known.services:
             keys = self._of.get((service, known.place[0]), set())
             keys.discard(key)
             if not keys:
                 self._of.pop((service, known.place[0]), None)
-
-
-def _asks_alike(one: CheckTarget, other: CheckTarget) -> bool:
-    return one.protocol is other.protocol and one.probe == other.probe
-
-
-def newest(known: Iterable[SavedRecord], live: Iterable[SavedRecord]) -> Iterator[SavedRecord]:
-    """Kept and current verdicts; current ones win."""
-    return iter({each.key: each for found in (known, live) for each in found}.values())

@@ -153,12 +153,6 @@ def write_durably(path: Path, data: bytes | bytearray, mode: int = 0o640) -> Non
 
     Raises OSError; then the old content remains.
     """
-    write_atomically(path, data, mode, sync=True)
-    sync_directory(path.parent)
-
-
-def write_atomically(path: Path, data: bytes | bytearray, mode: int = 0o640, sync: bool = False) -> None:
-    """Replace a file in one step, of which a power cut may bring the old content back. Raises OSError."""
     aside = f".{path.name}.new"
     with _inside(path.parent) as directory:
         with contextlib.suppress(FileNotFoundError):
@@ -168,9 +162,9 @@ def write_atomically(path: Path, data: bytes | bytearray, mode: int = 0o640, syn
             _chown_like_directory(file.fileno(), directory)
             file.write(data)
             file.flush()
-            if sync:
-                os.fsync(file.fileno())
+            os.fsync(file.fileno())
         os.replace(aside, path.name, src_dir_fd=directory, dst_dir_fd=directory)
+    sync_directory(path.parent)
 
 
 def make_directory(path: Path) -> None:

@@ -13,7 +13,6 @@ from collections import deque
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
-from pathlib import Path
 from random import random
 from time import monotonic, time
 from typing import NamedTuple
@@ -23,6 +22,7 @@ from vipd.host.observer import Observer
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.fair_queue import FairQueue
 from vipd.model.service import Family, Service, family_of
+from vipd.model.text import shortened
 from vipd.resolver.answers import (
     AnswerLimits,
     LookupResult,
@@ -32,16 +32,14 @@ from vipd.resolver.answers import (
     apply_result,
     without_useless,
 )
-from vipd.resolver.saved_answers import SavedAnswer, load, save
+from vipd.resolver.saved_answers import GARBAGE, SavedAnswer, decode, encode, key_of
+from vipd.sources.cache import Cache
 
 log = logging.getLogger(__name__)
 
 LOOKUPS_AT_ONCE = 64
 """One author has at most half of them, and of that half three quarters for names without an answer, each of
 which takes the whole timeout."""
-SAVE_SECONDS = 1.0
-"""Answers are saved so long after a change, with what changes meanwhile. A crash within it costs nothing but
-the newest answer."""
 FIRST_ANSWERS_SECONDS = 10.0
 """How long a vipd that applies its declarations once waits for answers."""
 _MOST_SHOWN = 5
@@ -58,8 +56,8 @@ class ResolverOptions:
 
     limits: AnswerLimits = field(default_factory=AnswerLimits)
     max_names: int = 1000
-    file: Path | None = None
-    """The last good answers; None: they are not kept."""
+    cache: Cache | None = None
+    """It keeps the last good answers."""
 
 
 class _User(NamedTuple):
@@ -121,6 +119,8 @@ class Resolver:
     ) -> None:
         self._options, self._observer, self._look_up = options, observer, look_up
         self._clock, self._wall, self._part = clock, wall, part
+        cache = options.cache
+        self._bucket = cache.bucket("answer", encode, self._whole) if cache else None
         self.states: dict[Question, NameState] = {}
         """Every question that is looked up."""
         self._kept: dict[Question, NameState] = {}
@@ -138,7 +138,7 @@ class Resolver:
         """The lookups that wait for a slot or are under way."""
         self._asked: dict[Question, frozenset[Family]] = {}
         """The families of each question's last lookup."""
-        self._wake, self._unsaved = asyncio.Event(), asyncio.Event()
+        self._wake = asyncio.Event()
         self._looked_up = asyncio.Event()
         """A lookup has ended."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -149,9 +149,13 @@ class Resolver:
 
     def load(self) -> None:
         """Read the answers of an earlier run, which serve from the first step on. Blocks."""
-        if self._options.file:
-            saved = load(self._options.file).items()
-            self._kept = {q: NameState(answer.targets, answered_at=answer.answered_at) for q, answer in saved}
+        for key, text in self._bucket.load().items() if self._bucket else ():
+            try:
+                question, saved = decode(key, text)
+            except GARBAGE as error:
+                log.warning("the last answer for %s cannot be read: %s", shortened(key, 100), error)
+                continue
+            self._kept[question] = NameState(saved.targets, answered_at=saved.answered_at)
 
     @property
     def answers(self) -> Answers:
@@ -198,7 +202,7 @@ class Resolver:
         del self._users[question]
         self._kept.pop(question, None)
         self._stop(question)
-        self._unsaved.set()
+        self._save({question: None})
 
     def _stop(self, question: Question) -> None:
         """Look it up no longer."""
@@ -293,7 +297,9 @@ class Resolver:
         self.lookups["failed" if after.failures else "answered"] += 1
         self._put(question, after)
         if after.established != before.established:
-            self._unsaved.set()
+            # What is on trial must not be the last good answer after a restart.
+            saved = SavedAnswer(after.established, after.answered_at) if after.serving else None
+            self._save({question: saved})
         if after.serving != before.serving:
             self._observer.names_resolved(str(question), self.services_of(question))
         log_change(question, self.services_of(question), before, after)
@@ -314,32 +320,20 @@ class Resolver:
         except Exception as error:
             return apply_result(before, _failed(f"handling the answer for {question}", error), limits, *times)
 
-    async def save_changes(self) -> None:
-        """Save answers after changes, for ever. Raises OSError; run again, it saves all."""
-        while True:
-            await self._unsaved.wait()
-            await asyncio.sleep(SAVE_SECONDS)
-            self._unsaved.clear()
-            try:
-                await asyncio.to_thread(self._save)
-            except OSError:
-                self._unsaved.set()
-                raise
-
     def close(self) -> None:
-        """Save what is not saved. Blocks; a failure is logged."""
-        if self._unsaved.is_set():
-            try:
-                self._save()
-            except OSError as error:
-                log.warning("%s", error)
+        """Have all answers kept with their newest times, and no others."""
+        self._save({question: None for question in self._kept if question not in self._users})
+        self._save(dict(self._answers_to_save()))
 
-    def _save(self) -> None:
-        if self._options.file:
-            save(self._options.file, dict(self._answers_to_save()))
+    def _save(self, answers: Mapping[Question, SavedAnswer | None]) -> None:
+        if self._bucket:
+            self._bucket.put({key_of(question): saved for question, saved in answers.items()})
+
+    def _whole(self) -> dict[str, SavedAnswer]:
+        return {key_of(question): saved for question, saved in self._answers_to_save()}
 
     def _answers_to_save(self) -> Iterator[tuple[Question, SavedAnswer]]:
-        kept = [(question, state) for question, state in self._kept.items() if question in self._users]
+        kept = [(question, state) for question, state in list(self._kept.items()) if question in self._users]
         for question, state in (*kept, *self.states.items()):
             if state.serving:  # what is on trial must not be the last good answer after a restart
                 yield question, SavedAnswer(state.established, state.answered_at)

@@ -1,8 +1,8 @@
 """Declarations in a directory of files, with a copy of the last good version of each.
 
 A file is read when it changes. A file with problems, or one that cannot be read, keeps its last accepted
-version, also over a restart: a copy is in `state_dir/accepted`. In a file of Kubernetes objects each Service
-is a unit of its own. A deleted file serves no longer.
+version, also over a restart: a copy is in the cache. In a file of Kubernetes objects each Service is a unit
+of its own. A deleted file serves no longer.
 
 Nothing is forgotten because a file is empty: one that declares no service any more, without saying `services:
 []`, is held, which means that its last accepted version serves on. So are files that vanish together, if no
@@ -14,10 +14,8 @@ held file is released when it declares something again; what another file declar
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import logging
-import os
 import threading
 import time
 from collections import Counter
@@ -25,15 +23,13 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import is_
 from pathlib import Path
-from urllib.parse import quote, unquote
 
 import watchfiles
 
-from vipd.declaration.pieces import Utf8, concatenated, find, first_invalid_utf8
+from vipd.declaration.pieces import Utf8, first_invalid_utf8
 from vipd.declaration.problems import (
     Declaration,
     Problem,
-    internal_error,
     internal_problem,
     printable,
     unreadable_problem,
@@ -41,23 +37,15 @@ from vipd.declaration.problems import (
 from vipd.declaration.reader import parse_declaration
 from vipd.declaration.unit import EMPTY_DECLARATION, Unit
 from vipd.declaration.writer import format_declaration
-from vipd.host.durable import (
-    error_text,
-    make_directory,
-    names_in,
-    open_own,
-    read_large,
-    read_own,
-    remove_own,
-    write_durably,
-)
 from vipd.host.followed_links import read_followed
 from vipd.host.gc_control import gc_paused
 from vipd.model import limits
 from vipd.model.formatting import counted
 from vipd.model.service import Service
+from vipd.sources.cache import Bucket, Cache, Value
 from vipd.sources.declaration_files import SUFFIXES, Signature, list_files, signature_of
 from vipd.sources.removal_guard import RemovalGuard
+from vipd.sources.state import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -93,16 +81,15 @@ of each author's files, and postpones the rest."""
 FILE_COST = 2_000
 """Bytes that a file counts beside its text."""
 
-MAX_NAME_BYTES = 250
-"""Bytes in the name of a copy: while it is written the name is longer by five, and must stay below 256."""
-_HASHED = "sha256-"
-
 _FILES_NAMED = 3
-_MAX_RECORD_BYTES = 2**26
+_RECORD_KEY = ""
+"""Beside the paths of files."""
 _REMOVE_HINT = "to remove them write services: [], delete the file, or vipctl accept-removal"
 
 _Identity = tuple[int, int]
 """Device and inode of a directory."""
+_Record = tuple[_Identity | None, tuple[str, ...]]
+"""The directory of the accepted files, and the held ones."""
 
 __all__ = ["SUFFIXES", "FileSource"]
 
@@ -139,9 +126,9 @@ class FileSource:
     name = "files"
     writes = True
 
-    def __init__(self, directory: Path, copies: Path) -> None:
+    def __init__(self, directory: Path, cache: Cache) -> None:
         self._directory = directory
-        self._copies = copies
+        self._copies = cache.bucket("accepted", _encode, self._whole)
         self._read: dict[str, _FileVersion] = {}
         self._signatures: dict[str, Signature] = {}
         self._refused: dict[str, float] = {}
@@ -159,16 +146,14 @@ class FileSource:
         """Files that have just lost services and whose writers may go on, and since when."""
         self._bytes_left = limits.DIRECTORY_BYTES
         self._faults: tuple[str, ...] = ()
-        self._keeping_faults: dict[str, str] = {}
-        self._accepted: dict[str, _FileVersion] = _load_copies(copies)
+        self._record, self._accepted = _load_copies(self._copies)
         self._units: dict[str, Unit] = {}
+        self._unwritten = False
+        """Copies have changed since they were last written."""
         self._stale = True
         """The units must be rebuilt."""
         self._inodes: dict[str, int] = {}
         """Of each file when it was last read."""
-        self._record_path = copies.parent / "services-dir.json"
-        self._record = _read_record(self._record_path)
-        """The directory of the accepted files, and the held ones, as on disk."""
         self._known_directory = self._record[0]
         self._guard = RemovalGuard(NEARLY_ALL_PERCENT, LEAST_FILES)
         self._gone = {path: self._accepted[path] for path in self._record[1] if path in self._accepted}
@@ -203,9 +188,8 @@ class FileSource:
         return self._units
 
     def faults(self) -> tuple[str, ...]:
-        """Set while the directory cannot be read, files are held that are gone, or a copy cannot be
-        kept."""
-        return (*self._faults, *self._fault_of_gone(), *self._keeping_faults.values())
+        """Set while the directory cannot be read, or files are held that are gone."""
+        return (*self._faults, *self._fault_of_gone())
 
     def held(self) -> Mapping[str, str]:
         """The held files, as owners of services, each with the reason."""
@@ -213,7 +197,7 @@ class FileSource:
         return {**gone, **{f"file:{path}": "its file is empty" for path in self._emptied()}}
 
     def accept_removal(self) -> tuple[str, ...]:
-        """Let go of all held files; returns their names. Blocks on the disk, and while a scan runs."""
+        """Let go of all held files; returns their names. Blocks while a scan runs."""
         with self._scanning, self._keeping:
             gone, emptied = sorted(self._gone.keys() - self._read.keys()), self._emptied()
             self._guard.accept()
@@ -226,11 +210,6 @@ class FileSource:
             self._save_record()
             self._stale = True
         return (*gone, *emptied)
-
-    @property
-    def copy_failed(self) -> bool:
-        """Whether a copy could not be written: the next step retries."""
-        return bool(self._keeping_faults)
 
     def scan(self, whole: bool = True) -> bool:
         """Scan the directory; returns whether anything changed. Unchanged files are not read again.
@@ -368,17 +347,20 @@ class FileSource:
         return (f"{self._directory}: {len(gone)} {what}: {why} ({named}); hint: {hint}",)
 
     def save_accepted(self, chosen: Mapping[str, Declaration]) -> None:
-        """Write a copy of each file whose current text serves; delete the copies of deleted files. It blocks
-        on the disk; call it in a thread. It does not wait for a scan, whose duration depends on the author of
-        a file: every change by anyone waits for these copies."""
+        """Write a copy of each file whose current text serves; remove those of deleted files. It blocks on
+        the disk; call it in a thread. It does not wait for a scan, whose duration depends on the author of a
+        file: every change by anyone waits for these copies."""
         with self._keeping:
             self._update_copies(chosen)
+        if self._unwritten:
+            self._unwritten = False
+            with contextlib.suppress(StoreError):  # status says so
+                self._copies.write()
 
     def _update_copies(self, chosen: Mapping[str, Declaration]) -> None:
         present = self._read  # a scan puts another one in its place, after `_gone`
         for path, read in present.items():
-            kept = self._accepted.get(path) is read and path not in self._keeping_faults
-            if kept:
+            if self._accepted.get(path) is read:
                 continue
             if read.declaration.parts:
                 self._accept_parts(path, read, chosen)
@@ -396,7 +378,7 @@ class FileSource:
         parts, accepted = read.declaration.parts, self._accepted.get(path, _NOTHING)
         serving = [chosen.get(_unit_name(path, name)) for name in parts]
         last, seen = self._parts_seen.get(path, (None, ()))
-        if last is read and path not in self._keeping_faults and all(map(is_, seen, serving)):
+        if last is read and all(map(is_, seen, serving)):
             return
         self._parts_seen[path] = read, serving
         before = _parts_of(accepted.declaration)
@@ -413,7 +395,7 @@ class FileSource:
         services = tuple(service for part in now.values() for service in part.services)
         same = accepted.declaration.services == services and (accepted.text is not None) == whole
         version = read if whole else _FileVersion(None, Declaration(services, parts=now))
-        if same and path not in self._keeping_faults:
+        if same:
             self._accepted[path] = version
             self._stale = self._stale or any(now[name] is not before.get(name) for name in now)
         else:
@@ -437,9 +419,7 @@ class FileSource:
         self._stale = True
         self._accepted.pop(path, None)
         self._parts_seen.pop(path, None)
-        self._keeping_faults.pop(path, None)
-        with contextlib.suppress(OSError):
-            remove_own(_copy_of(self._copies, path))
+        self._keep({path: None})
 
     def _save_record(self) -> None:
         """Keep which directory the accepted files were in, and which files are held: at the next start some
@@ -447,15 +427,15 @@ class FileSource:
         record = (self._known_directory, tuple(sorted(self._gone)))
         if record == self._record or not (self._accepted or self._record[0]):
             return
-        name = str(self._record_path)
-        try:
-            make_directory(self._record_path.parent)
-            text = json.dumps({"directory": record[0], "held": record[1]})
-            write_durably(self._record_path, f"{text}\n".encode())
-            self._record = record
-            self._keeping_faults.pop(name, None)
-        except OSError as error:
-            self._keeping_faults[name] = f"{name}: cannot be written: {error_text(error)}"
+        self._record = record
+        self._keep({_RECORD_KEY: record})
+
+    def _keep(self, changes: Mapping[str, _FileVersion | _Record | None]) -> None:
+        self._copies.put(changes)
+        self._unwritten = True
+
+    def _whole(self) -> dict[str, _FileVersion | _Record]:
+        return {**self._accepted, _RECORD_KEY: self._record}
 
     async def changes(self) -> AsyncIterator[None]:
         """Yields when a scan is worth it. Watches the directory, never a file: a save that renames over a
@@ -624,16 +604,7 @@ class FileSource:
 
     def _save_copy(self, path: str, read: _FileVersion) -> None:
         self._accepted[path], self._stale = read, True
-        try:
-            make_directory(self._copies)
-            text = read.text
-            if text is None:
-                text = format_declaration(read.declaration.services).encode()
-            write_durably(_copy_of(self._copies, path), _copied(path, text))
-            self._keeping_faults.pop(path, None)
-        except Exception as error:
-            reason = error_text(error) if isinstance(error, OSError) else internal_error(error, "writing it")
-            self._keeping_faults[path] = f"{self._copies}: cannot keep a copy of {path}: {reason}"
+        self._keep({path: read})
 
 
 def _unit_name(path: str, part: str = "") -> str:
@@ -719,15 +690,21 @@ def _is_fresh(path: Path) -> bool:
     return 0 <= age < SETTLE_SECONDS * 10**9
 
 
-def _read_record(path: Path) -> tuple[_Identity | None, tuple[str, ...]]:
+def _read_record(text: Value) -> _Record:
     """The directory of an earlier run, and the files that it held; nothing if that cannot be read."""
     try:
-        record = json.loads(read_own(path, _MAX_RECORD_BYTES))
+        record = json.loads(text)
         device, inode = record["directory"]
         held = tuple(name for name in record["held"] if isinstance(name, str))
         return (int(device), int(inode)), held
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, RecursionError):
         return None, ()
+
+
+def _encode(value: _FileVersion | _Record) -> Value:
+    if isinstance(value, _FileVersion):
+        return _copy_of(value)
+    return json.dumps({"directory": value[0], "held": value[1]})
 
 
 def _unreadable(problem: Problem, known: _FileVersion | None) -> _FileVersion:
@@ -752,64 +729,35 @@ def _unless_known(read: _FileVersion, known: _FileVersion | None) -> _FileVersio
     return known if known is not None and known == read else read
 
 
-def _copy_of(kept: Path, path: str) -> Path:
-    """Path of a file's copy: from its path, or, if that is no valid file name, from a hash."""
-    name = quote(path, safe="")
-    if len(name) <= MAX_NAME_BYTES:
-        return kept / name
-    return kept / f"{_HASHED}{hashlib.sha256(path.encode()).hexdigest()}"
+def _copy_of(version: _FileVersion) -> Utf8:
+    """The text of a copy."""
+    if version.text is not None:
+        return version.text
+    return format_declaration(version.declaration.services).encode()
 
 
-def _copied(path: str, text: Utf8) -> Utf8:
-    """The content of a copy. A copy under a hash names its file in the first line."""
-    hashed = len(quote(path, safe="")) > MAX_NAME_BYTES
-    return concatenated(f"{path}\n".encode(), text) if hashed else text
+def _load_copies(copies: Bucket[_FileVersion | _Record]) -> tuple[_Record, dict[str, _FileVersion]]:
+    """What an earlier run has kept."""
+    texts = copies.load()
+    record = _read_record(texts.pop(_RECORD_KEY, ""))
+    versions = ((path, _load_copy(path, text)) for path, text in texts.items())
+    return record, {path: version for path, version in versions if version is not None}
 
 
-def _read_copy(copy: Path) -> tuple[str, Utf8]:
-    """The path of which a file is the copy, and its text. Raises OSError, ValueError."""
-    text = read_large(open_own(copy, os.O_RDONLY), limits.FILE_BYTES)
-    wrong = first_invalid_utf8(text)
-    if wrong is not None:
-        raise ValueError(f"it is not UTF-8 text (byte {wrong})")
-    if not copy.name.startswith(_HASHED):
-        return unquote(copy.name, errors="strict"), text
-    end = find(text, b"\n")
-    path = text[: max(0, end)].decode()
-    if _copy_of(copy.parent, path) != copy:
-        raise ValueError("it does not say whose copy it is")
-    del text[: end + 1]  # which moves nothing
-    return path, text
-
-
-def _load_copies(kept: Path) -> dict[str, _FileVersion]:
-    """The accepted copies of an earlier run; of those of a newer version, the services that this one
-    understands."""
-    found = {}
-    try:
-        copies = [kept / name for name in names_in(kept)]
-    except OSError:
-        return {}
-    for copy in copies:
-        if copy.name.startswith("."):
-            continue
-        try:
-            path, text = _read_copy(copy)
-        except (OSError, ValueError) as error:
-            log.warning(
-                "%s: the copy of a good version cannot be read: %s", printable(str(copy)), error_text(error)
-            )
-            continue
-        declaration = parse_declaration(text, path, accepted=True)
-        if declaration.ok:
-            found[path] = _FileVersion(text, declaration)
-            continue
-        understood = declaration.understood()
-        if understood.services:
-            found[path] = _FileVersion(None, understood)  # no text: the same file has its problems
-        use = "serves in part" if understood.services else "is of no use"
-        log.warning("%s: the copy of a good version %s: %s", copy, use, declaration.problems[0])
-    return found
+def _load_copy(path: str, text: Value) -> _FileVersion | None:
+    """The accepted version of an earlier run; of one of a newer version, the services that this one
+    understands. None: it is of no use."""
+    text = text.encode() if isinstance(text, str) else text
+    if first_invalid_utf8(text) is not None:
+        return None
+    declaration = parse_declaration(text, path, accepted=True)
+    if declaration.ok:
+        return _FileVersion(text, declaration)
+    understood = declaration.understood()
+    use = "serves in part" if understood.services else "is of no use"
+    log.warning("%s: the copy of its good version %s: %s", path, use, declaration.problems[0])
+    # No text: the same file has its problems.
+    return _FileVersion(None, understood) if understood.services else None
 
 
 def _nearest_directory(path: Path) -> Path:

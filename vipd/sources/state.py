@@ -1,8 +1,8 @@
-"""`state.db` of the state directory: what vipctl's users changed, in one SQLite database.
+"""A SQLite database of the state directory: `state.db`, what vipctl's users changed, or `cache.db` (`cache`).
 
 A *change* is one transaction, on disk and synced before it is answered (guarantee G4): after a crash at any
 moment, or a power cut, the file has all of it or nothing. The same transaction is made, unsynced, in a *copy*
-beside it, which takes its place when it is damaged.
+beside it, which takes its place when it is damaged. A file without a copy is made anew then.
 
 Facts that the code rests on:
 - A connection is opened for each transaction: SQLite then sees a file that was moved or repaired meanwhile.
@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from vipd.host.durable import (
-    MAX_BYTES,
     error_text,
     make_directory,
     move_aside,
@@ -47,6 +46,8 @@ Connection = sqlite3.Connection
 
 FILE_NAME = "state.db"
 COPY_SUFFIX = ".last-good"
+MAX_BYTES = 2**30
+"""Of the file: files of services.d, keys of etcd and answers for names may be some hundred MiB."""
 _FORM = 1
 """`user_version` of the tables."""
 _BUSY_SECONDS = 5.0
@@ -74,10 +75,14 @@ class StoreError(RuntimeError):
 class StateFile:
     """The database and its copy. Calls block on the disk; one at a time is carried out."""
 
-    def __init__(self, path: Path, repair: bool = True) -> None:
-        """`repair`: whether a damaged file is replaced by its copy; a tool that only looks leaves it."""
+    def __init__(
+        self, path: Path, repair: bool = True, *, schema: str = _SCHEMA, has_copy: bool = True
+    ) -> None:
+        """`repair`: whether a damaged file is replaced by its copy; a tool that only looks leaves it.
+        `has_copy`: False for what can be done without; it is whole after a power cut, but may be older."""
         self.path, self._repair = path, repair
-        self._copy = path.with_name(path.name + COPY_SUFFIX)
+        self._schema, self._synchronous = schema, "extra" if has_copy else "normal"
+        self._copy = path.with_name(path.name + COPY_SUFFIX) if has_copy else None
         self._lock = threading.RLock()
         self.fault = ""
         """Why the database cannot be used; then it is left alone, and nothing can be changed."""
@@ -93,7 +98,8 @@ class StateFile:
             self.fault, self.damage, self.reads_copy = "", "", False
             try:
                 # The first change may have been cut off; then there is no copy, either.
-                if _exists(self.path) and _form_of(self.path) == 0 and _exists(self._copy):
+                empty = _exists(self.path) and _form_of(self.path) == 0
+                if empty and self._copy and _exists(self._copy):
                     raise _DamagedError("it is empty")
             except _DamagedError as error:
                 self._replace_damaged(str(error))
@@ -104,12 +110,12 @@ class StateFile:
         """What a query returns; None if there is no database. Raises StoreError."""
         if self.fault and not self.reads_copy:
             raise StoreError(self.fault)
-        path = self._copy if self.reads_copy else self.path
+        path = self._copy if self._copy and self.reads_copy else self.path
         try:
             with self._lock:
                 if not _exists(path):
                     return None
-                with _transaction(path, write=False) as database:
+                with _transaction(path) as database:
                     return query(database) if _form(database) else None
         except (sqlite3.Error, OSError, _DamagedError) as error:
             raise StoreError(_read_fault(path, error)) from None
@@ -132,11 +138,11 @@ class StateFile:
     def _change(self, work: Callable[[Connection], object], query: Callable[[Connection], T]) -> T:
         """Raises StoreError, and _DamagedError."""
         if self.fault:
-            raise StoreError(f"the store cannot be changed: {self.fault}")
+            raise StoreError(f"the store cannot be changed: {self.fault}" if self._copy else self.fault)
         number = 1 + secrets.randbelow(2**31 - 1)
         try:
             make_directory(self.path.parent)
-            with _transaction(self.path) as database:
+            with _transaction(self.path, self._schema, self._synchronous) as database:
                 before = _mark(database)
                 work(database)
                 database.execute(f"pragma application_id = {number}")
@@ -145,22 +151,26 @@ class StateFile:
             raise StoreError(f"{self.path}: cannot be written: {_why(error, self.path)}") from None
         except _NOT_OURS as error:
             raise StoreError(f"{self.path}: has what vipd does not write: {error}") from None
-        with contextlib.suppress(sqlite3.Error, OSError, _DamagedError):  # the next change tries again
-            self._follow(work, before, number)
+        if self._copy:
+            with contextlib.suppress(sqlite3.Error, OSError, _DamagedError):  # the next change tries again
+                self._follow(self._copy, work, before, number)
         return result
 
-    def _follow(self, work: Callable[[Connection], object], before: int, number: int) -> None:
+    def _follow(self, path: Path, work: Callable[[Connection], object], before: int, number: int) -> None:
         """Bring the copy to the state of the database, of which it lacks this change, or more."""
-        with contextlib.suppress(_DamagedError), _transaction(self._copy, durable=False) as copy:
+        with contextlib.suppress(_DamagedError), _transaction(path, self._schema, "off") as copy:
             if _mark(copy) == before:
                 work(copy)
                 copy.execute(f"pragma application_id = {number}")
                 return
-        _duplicate(self.path, self._copy, durable=False)
+        _duplicate(self.path, path, "off")
 
     def _read_copy(self, why: str) -> None:
         missing = self._fault_of_copy()
         self.reads_copy = not missing
+        if self._copy is None:
+            self.fault = why
+            return
         serving = (
             f"no good copy of it can be read: {missing}" if missing else "its last good copy goes on serving"
         )
@@ -170,27 +180,29 @@ class StateFile:
     def _fault_of_copy(self) -> str:
         """Why the copy cannot be used; empty: it can."""
         try:
-            if not _exists(self._copy):
+            if self._copy is None or not _exists(self._copy):
                 return "there is none"
             return "" if _form_of(self._copy) else "it is empty"
         except (sqlite3.Error, OSError, _DamagedError) as error:
-            return _why(error, self._copy).partition("; hint: ")[0]
+            return _why(error, self._copy or self.path).partition("; hint: ")[0]
 
     def _replace_damaged(self, why: str) -> None:
         missing = self._fault_of_copy()
         if not self._repair:
             self._read_copy(f"{self.path}: {why}")
-        elif missing:
+        elif missing or self._copy is None:
             self._remove_damaged(why, missing)
         else:
             try:
-                self._put_copy(why)
+                self._put_copy(self._copy, why)
             except (sqlite3.Error, OSError, _DamagedError) as error:
                 self._read_copy(f"{self.path}: {why}; it cannot be replaced: {_why(error, self.path)}")
 
     def _remove_damaged(self, why: str, missing: str) -> None:
         kept = move_aside(self.path)
-        text = f"{self.path}: {why}; {kept}; no good copy of it can be read: {missing}"
+        text = f"{self.path}: {why}; {kept}"
+        if self._copy:
+            text += f"; no good copy of it can be read: {missing}"
         if self.path.exists():
             self.fault = f"{text}; hint: move it aside, then vipctl reload"
         else:
@@ -198,11 +210,11 @@ class StateFile:
             with contextlib.suppress(OSError):
                 remove_own(_journal(self.path))
 
-    def _put_copy(self, why: str) -> None:
+    def _put_copy(self, copy: Path, why: str) -> None:
         """Put the copy in the place of the damaged file, in one step. Raises sqlite3.Error, OSError and
         _DamagedError."""
         aside = self.path.with_name(f"{self.path.name}.new")
-        _duplicate(self._copy, aside, durable=True)
+        _duplicate(copy, aside, self._synchronous)
         kept = move_aside(self.path, keep_original=True)
         remove_own(_journal(self.path))
         rename_own(aside, self.path.name)
@@ -210,24 +222,24 @@ class StateFile:
         self.damage = f"{self.path}: {why}; {kept}; its copy has taken its place"
 
 
-def _duplicate(path: Path, to: Path, *, durable: bool) -> None:
+def _duplicate(path: Path, to: Path, synchronous: str) -> None:
     """Make a file of what a database has, instead of one that is there."""
     with contextlib.suppress(FileNotFoundError):
         remove_own(to)
         remove_own(_journal(to))
-    with _transaction(path, write=False) as source, _opened(to, make=True, durable=durable) as target:
+    with _transaction(path) as source, _opened(to, make=True, synchronous=synchronous) as target:
         source.backup(target)
 
 
 @contextlib.contextmanager
-def _transaction(path: Path, *, write: bool = True, durable: bool = True) -> Iterator[Connection]:
-    """A transaction that is committed at the end of the block. Raises sqlite3.Error, OSError and
-    _DamagedError."""
-    with _opened(path, make=write, durable=durable) as database:
-        database.execute("begin immediate" if write else "begin")
+def _transaction(path: Path, schema: str = "", synchronous: str = "extra") -> Iterator[Connection]:
+    """A transaction that is committed at the end of the block; without a schema it only reads. Raises
+    sqlite3.Error, OSError and _DamagedError."""
+    with _opened(path, make=bool(schema), synchronous=synchronous) as database:
+        database.execute("begin immediate" if schema else "begin")
         try:
-            if write and _form(database) == 0:
-                for statement in filter(str.strip, _SCHEMA.split(";")):
+            if schema and _form(database) == 0:
+                for statement in filter(str.strip, schema.split(";")):
                     database.execute(statement)
                 database.execute(f"pragma user_version = {_FORM}")
             yield database
@@ -282,7 +294,7 @@ def _journal(path: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _opened(path: Path, *, make: bool = False, durable: bool = True) -> Iterator[Connection]:
+def _opened(path: Path, *, make: bool = False, synchronous: str = "extra") -> Iterator[Connection]:
     """A connection, with the rights of the directory's owner. Raises sqlite3.Error, OSError and
     _DamagedError."""
     with _as_owner(path.parent):
@@ -301,7 +313,7 @@ def _opened(path: Path, *, make: bool = False, durable: bool = True) -> Iterator
                     "temp_store = memory",  # no files outside of the directory
                     # What is larger would not be opened again; a page has 4096 bytes.
                     f"max_page_count = {MAX_BYTES // 4096}",
-                    f"synchronous = {'extra' if durable else 'off'}",
+                    f"synchronous = {synchronous}",
                 ):
                     database.execute(f"pragma {pragma}")
                 yield database

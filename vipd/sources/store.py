@@ -45,7 +45,11 @@ log = logging.getLogger(__name__)
 STORE_UNIT = "cli"
 OLD_NAME = "services.yaml"
 """The file of versions before the database."""
-NOT_READ = (f"{OLD_NAME}.last-good", "history.jsonl", "overrides.json", "maintenance.json")
+NOT_READ = (
+    *(f"{OLD_NAME}.last-good", "history.jsonl", "overrides.json", "maintenance.json", "accepted"),
+    *("services-dir.json", "etcd"),
+    *("health.json", "names.json", "counters.json", "flow-targets.json", "events.jsonl", "events.1.jsonl"),
+)
 """Others of them."""
 MAX_FAULTS = 10
 """Services that are named, of those that cannot be read."""

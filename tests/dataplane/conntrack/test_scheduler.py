@@ -13,7 +13,7 @@ import pytest
 from tests.dataplane.conntrack.fake_table import FakeTable, Fault
 from tests.dataplane.conntrack.forwardings import forwarding
 from tests.dataplane.conntrack.kernel import made
-from vipd.dataplane.conntrack.checkpoint import FILE_NAME, Checkpoint
+from tests.lab.cached import cached, spoil
 from vipd.dataplane.conntrack.cleaner import CleanupResult, Connect, clean
 from vipd.dataplane.conntrack.entries import Entry, SocketAddress
 from vipd.dataplane.conntrack.netlink import ConntrackError
@@ -28,6 +28,7 @@ from vipd.dataplane.conntrack.scheduler import (
 from vipd.dataplane.conntrack.stale import FlowTargets, flow_targets
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
+from vipd.sources.cache import Cache
 
 DNS, OTHER, WEB = ("10.96.0.10", 53), ("10.96.0.11", 53), ("10.96.0.20", 80)
 B1, B2, B3 = ("10.244.0.1", 53), ("10.244.0.2", 53), ("10.244.0.3", 53)
@@ -47,11 +48,12 @@ def tcp(*backends: SocketAddress, at: SocketAddress = WEB, **more: object) -> Fo
 class Bench:
     """A scheduler over a fake table with a clock of its own."""
 
-    def __init__(self, *entries: Entry, checkpoint: Path | None = None) -> None:
-        self.now = 1000.0
+    def __init__(self, *entries: Entry, checkpoint: Path | None = None, now: float = 1000.0) -> None:
+        self.now = now
         self.table = FakeTable(entries)
-        kept = Checkpoint(checkpoint) if checkpoint else None
-        self.scheduler = ConntrackScheduler(lambda: self.now, INTERVAL, self.table.connect, checkpoint=kept)
+        self.cache = Cache(checkpoint / "cache.db") if checkpoint else None
+        self.scheduler = ConntrackScheduler(lambda: self.now, INTERVAL, self.table.connect, cache=self.cache)
+        asyncio.run(self.scheduler.load())
 
     def become(self, *changes: Forwarding | ForwardingKey) -> None:
         """Tell what is new or gone, and that the rules are so."""
@@ -68,11 +70,12 @@ class Bench:
         """A run; how many flows it has ended, by reason."""
 
         async def work() -> CleanupResult:
-            cleaned = await self.scheduler.clean()
-            await self.scheduler.save()
-            return cleaned
+            return await self.scheduler.clean()
 
-        return {str(reason): number for reason, number in asyncio.run(work()).deleted.items()}
+        ended = asyncio.run(work()).deleted
+        if self.cache:
+            self.cache.write()
+        return {str(reason): number for reason, number in ended.items()}
 
     def fail(self, *faults: Fault) -> None:
         """A run that fails."""
@@ -308,39 +311,24 @@ def test_what_ended_before_this_process_began_is_known_from_the_checkpoint(
     second.now += 2 * KEEP_REMOVED_SECONDS
     second.clean()
     assert not ends_flows_of(second, DNS, B1)
-    assert {place.address for place in Checkpoint(tmp_path).read()} == {OTHER[0]}
+    assert second.cache
+    second.cache.close()
+    assert [OTHER[0] in key for key in cached(tmp_path, "flow_target")] == [True]
 
 
-UNREADABLE = (b"", b"{", b"[1]", b'[["4","udp","a",1,[]]]', b'[[4,"udp","a",1,[["b"]]]]', b"[" * 100_000)
-
-
-def test_a_checkpoint_that_cannot_be_read_or_written_holds_up_nothing(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("value", ["", "{", "[1]", '[[["b"]],null]', "[" * 100_000])
+def test_entries_that_cannot_be_read_hold_up_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, value: str
 ) -> None:
-    for data in UNREADABLE:
-        (tmp_path / FILE_NAME).write_bytes(data)
-        caplog.clear()
-        bench = Bench(flow(DNS, B2), checkpoint=tmp_path)
-        bench.become(forwarding(*DNS, B1))
-        assert bench.clean() == ONE_GONE, data
-        assert "cannot be read" in caplog.text
-        assert len(Checkpoint(tmp_path).read()) == 1
-    missing = tmp_path / "missing"
-    bench = Bench(checkpoint=missing)
-    for backend in (B1, B2):
-        bench.become(forwarding(*DNS, backend))
-        with pytest.raises(OSError, match="cannot be written"):
-            bench.clean()
-        assert not bench.is_due(), "it has been cleaned"
-    missing.mkdir()
-    bench.clean()  # although nothing has changed since
-    assert Checkpoint(missing).read()
-
-
-def test_a_checkpoint_has_a_largest_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("vipd.dataplane.conntrack.checkpoint.MAX_BACKENDS", 2)
-    Checkpoint(tmp_path).write(flow_targets([forwarding(*DNS, B1, B2), forwarding(*OTHER, B3)], []).targets)
-    assert [place.address for place in Checkpoint(tmp_path).read()] == [DNS[0]]
+    first = Bench(checkpoint=tmp_path)
+    first.become(forwarding(*DNS, B1), forwarding(*OTHER, B1))
+    assert first.cache
+    first.cache.close()
+    spoil(tmp_path, "flow_target", value)
+    bench = Bench(flow(DNS, B2), checkpoint=tmp_path)
+    assert "flows of a removed service may go on" in caplog.text
+    bench.become(forwarding(*DNS, B1))
+    assert bench.clean() == ONE_GONE
 
 
 def test_after_a_run_that_left_some_another_is_due(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -454,8 +442,7 @@ def test_the_next_process_goes_on_with_what_is_left_of_it(
     if removed_before:
         first.become(service.key)
         first.clean()
-    second = Bench(checkpoint=tmp_path)
-    second.now = first.now + passed
+    second = Bench(checkpoint=tmp_path, now=first.now + passed)
     second.become(other)
     second.clean()
     assert second.resets == left

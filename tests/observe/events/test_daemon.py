@@ -16,6 +16,7 @@ import pytest
 from tests.api.daemon_process import PATIENCE_SECONDS, ConfiguredHost, host
 from tests.faults.dataplanes import IPTABLES
 from tests.faults.equipment import REFUSAL, FailingTools
+from tests.lab.cached import cached
 from tests.model.samples import block
 
 pytestmark = pytest.mark.root
@@ -293,6 +294,7 @@ def test_a_killed_daemon_has_kept_its_events(story: Story) -> None:
     order = {"address": "10.244.0.11", "admin": "disabled"}
     story.makes(lambda: story.ask("POST", "overrides", order), "override-given")
     kept = story.node.get("events")["events"]
+    story.node.wait_for(lambda: str(kept[-1]["id"]) in cached(story.node.state_dir, "event"))
     story.node.end(signal.SIGKILL)
     story.node.start()
     after = story.node.get("events?limit=1000")["events"]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
-import re
-import resource
 import socket
+import sqlite3
 from collections.abc import Iterable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -202,23 +201,28 @@ def test_a_follower_that_reads_too_late_gets_what_waited_and_a_note() -> None:
     running(story, lambda vipd: vipd.declare(CHANGING), simulated=True)
 
 
-def test_many_stored_events_do_not_hold_the_loop() -> None:
-    async def story(vipd: Vipd) -> None:
+def test_many_stored_events_do_not_hold_the_loop(tmp_path: Path) -> None:
+    async def first(vipd: Vipd) -> dict[str, Any]:
         await refuse(vipd, [1])
-        (event, _) = (await events(vipd))[-2:]
-        with kept_in(vipd.state_dir).open("ab") as file:
-            for number in range(event["id"] - 4000, event["id"]):
-                file.write(json.dumps({**event, "id": number, "first": number}).encode() + b"\n")
+        return (await events(vipd))[-2]
+
+    event = running(first, lambda vipd: vipd.declare(CHANGING), tmp_path)
+    numbers = range(event["id"] - 2000, event["id"])
+    rows = ((str(n).encode(), json.dumps({**event, "id": n, "first": n})) for n in numbers)
+    with closing(sqlite3.connect(next(tmp_path.rglob("cache.db")))) as database, database:
+        database.executemany("insert into entry values ('event', ?, ?)", rows)
+
+    async def story(vipd: Vipd) -> None:
         asyncio.current_task().set_name("client")  # type: ignore[union-attr]
         with standstills("client") as held_up:
             number = len(await events(vipd))
-            assert number > 4000
+            assert number > 2000
             async with vipd.session.get("http://vipd/v1/events?follow=1") as response:
                 for _ in range(number):
                     await next_event(response.content)
         assert held_up == []
 
-    running(story, lambda vipd: vipd.declare(CHANGING))
+    running(story, lambda vipd: vipd.declare(CHANGING), tmp_path)
 
 
 def test_an_event_is_kept_whatever_the_level_of_the_log_and_what_it_says_is_harmless_and_bounded() -> None:
@@ -237,61 +241,41 @@ def test_an_event_is_kept_whatever_the_level_of_the_log_and_what_it_says_is_harm
 RUBBISH = (b"\0" * 4096, b'{"id": 5}\n', b"[]\n", b"\xff\xfe\n", b'{"id": "x', b"7\n", b"[" * 100_000)
 
 
-def kept_in(root: Path) -> Path:
-    """The file of the newest events."""
-    return next(root.rglob("events.jsonl"))
-
-
-def test_rubbish_between_and_a_torn_last_line_are_left_out_and_the_next_one_is_whole(tmp_path: Path) -> None:
+def test_rubbish_between_is_left_out(tmp_path: Path) -> None:
     async def life(vipd: Vipd) -> list[int]:
         await refuse(vipd, [len(list(vipd.services_dir.iterdir()))])
         return [event["id"] for event in await events(vipd)]
 
     kept = running(life, lambda vipd: vipd.declare(CHANGING), tmp_path)
     for rubbish in RUBBISH:
-        with kept_in(tmp_path).open("ab") as appended:
-            appended.write(rubbish)
+        with closing(sqlite3.connect(next(tmp_path.rglob("cache.db")))) as database, database:
+            database.execute("insert into entry values ('event', ?, ?)", (b"x" + rubbish[:9], rubbish))
         later = running(life, root=tmp_path)
         assert later[: len(kept)] == kept
         assert later == sorted(set(later))
         kept = later
-    os.truncate(kept_in(tmp_path), kept_in(tmp_path).stat().st_size - 7)
-    later = running(life, root=tmp_path)
-    assert later[: len(kept) - 1] == kept[:-1]
-    assert kept[-1] not in later
 
 
-def test_a_disk_that_takes_nothing_is_a_warning_and_in_the_log_once_and_what_cannot_be_read_is_said(
-    tmp_path: Path,
-) -> None:
+def test_while_the_disk_takes_nothing_status_says_so_and_no_event_is_lost(tmp_path: Path) -> None:
     async def story(vipd: Vipd) -> None:
-        file = kept_in(tmp_path)
-        soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        def numbers() -> list[int]:
+            return numbers_of(event for event in kept if event["event"] == "declaration-refused")
 
-        async def warned() -> list[str]:
-            return [warning for warning in (await vipd.status())["warnings"] if "cannot be kept" in warning]
-
-        async def kept() -> list[int]:
-            return numbers_of(
-                event for event in await events(vipd) if event["event"] == "declaration-refused"
-            )
-
+        file = vipd.state_dir / "cache.db"
         await refuse(vipd, [1])
-        resource.setrlimit(resource.RLIMIT_FSIZE, (file.stat().st_size + 4, hard))
-        try:
-            await refuse(vipd, [2, 3, 4])
-            assert await warned() == ["events cannot be kept: [Errno 27] File too large"]
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        await refuse(vipd, [5])
-        assert (await warned(), await kept()) == ([], [1, 5])
-        file.unlink()
+        file.unlink(missing_ok=True)
         file.mkdir()
-        assert await events(vipd) == []
+        await refuse(vipd, [2, 3, 4])
+        await vipd.until_status(lambda status: "cache.db: cannot be written" in str(status["warnings"]))
+        kept = await events(vipd)
+        assert numbers() == [1, 2, 3, 4]
+        file.rmdir()
+        await vipd.until_status(lambda status: "cache.db" not in str(status["warnings"]))
         logged = [record.getMessage() for record in vipd.journal]
-        torn, full, unread = (line for line in logged if "events cannot be" in line)
-        assert re.fullmatch(rf"events cannot be kept: {file}: only 4 of \d+ bytes could be written", torn)
-        assert full.endswith("cannot be kept: [Errno 27] File too large")
-        assert unread.startswith("events cannot be read: ")
+        assert len([line for line in logged if "cache.db: cannot be written" in line]) == 1
+
+    async def later(vipd: Vipd) -> list[int]:
+        return numbers_of(event for event in await events(vipd) if event["event"] == "declaration-refused")
 
     running(story, lambda vipd: vipd.declare(CHANGING), tmp_path)
+    assert running(later, root=tmp_path) == [1, 1, 2, 2, 3, 3, 4, 4], "they are refused again"

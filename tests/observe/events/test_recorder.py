@@ -11,13 +11,15 @@ from typing import Any
 
 import pytest
 
+from tests.lab.cached import cached
 from vipd.observe.events.dedup import Deduplicator
 from vipd.observe.events.event import EventRecord
 from vipd.observe.events.event_log import EventLog
 from vipd.observe.events.recorder import Recorder
+from vipd.sources.cache import Cache
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
-SEGMENT = 64 << 10
+LARGEST = 64 << 10
 SEPARATE = 5
 """So many equal events of a kind that somebody intends, or that changes a state, are told singly."""
 WEB: dict[str, Any] = {"services": ("web",), "backends": ("10.0.0.1:80",), "cause": "check tcp"}
@@ -45,11 +47,13 @@ def recording(
     clock = clock or Clock()
 
     async def live() -> None:
-        recorder = Recorder(EventLog(directory, SEGMENT), asyncio.get_running_loop(), clock)
+        cache = Cache(directory / "cache.db")
+        recorder = Recorder(EventLog(cache, LARGEST), asyncio.get_running_loop(), clock)
         try:
             await story(recorder, clock)
         finally:
             recorder.close()
+            cache.close()
 
     asyncio.run(asyncio.wait_for(live(), 120))
 
@@ -172,9 +176,9 @@ def test_however_many_events_there_are_they_stay_within_the_bound_and_the_newest
     tmp_path: Path,
 ) -> None:
     record(tmp_path, *map(numbered, range(4_000)))
-    assert sum(path.stat().st_size for path in tmp_path.iterdir()) <= 2 * SEGMENT
+    assert sum(map(len, cached(tmp_path, "event").values())) <= LARGEST
     newest = reasons(tmp_path)
-    assert len(newest) > SEGMENT // 500
+    assert len(newest) > LARGEST // 1000
     assert newest == [f"number {n}" for n in range(4_000 - len(newest), 4_000)]
 
 
@@ -201,10 +205,10 @@ def test_however_many_events_one_author_causes_the_newest_of_another_stay(
     newest = reasons(tmp_path)
     assert (newest[:3], newest[-1]) == (["few 0", "few 1", "few 2"], "flood 1999")
     assert 0 < newest.count("many") < 100
-    assert len(newest) > SEGMENT // 500
+    assert len(newest) > LARGEST // 1000
 
 
-def test_ids_grow_over_restarts_also_when_the_clock_goes_back_or_the_ring_is_lost(tmp_path: Path) -> None:
+def test_ids_grow_over_restarts_also_when_the_clock_goes_back_or_the_events_are_lost(tmp_path: Path) -> None:
     clock = Clock()
     record(tmp_path, numbered(1), numbered(2), clock=clock)
     clock.now -= 3600

@@ -35,6 +35,7 @@ from vipd.model.service import Family, Protocol
 from vipd.observe.flow_stats.collector import FlowCollector
 from vipd.observe.flow_stats.refusals import Refusals
 from vipd.observe.flow_stats.totals import FlowTotals
+from vipd.sources.cache import Cache
 
 HOUR = 3600.0
 CHAIN = "VIPD-SEP-AAAAAAAAAAAAAAAA"
@@ -312,12 +313,12 @@ class Scripted:
 def test_counts_leave_the_kernel_only_when_they_are_on_disk_and_a_failed_reading_is_of_no_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "counters.json"
+    path = tmp_path / "cache.db"
     counter = Scripted(path)
     monkeypatch.setattr(time, "monotonic", lambda: counter.now)
 
     async def story() -> None:
-        collector = FlowCollector(counter, path, list)
+        collector = FlowCollector(counter, Cache(path), list)
 
         async def collect(flows: dict[BackendKey, int] | OSError, seconds: float = 150.0) -> int:
             counter.flows, counter.now = flows, counter.now + seconds
@@ -337,10 +338,10 @@ def test_counts_leave_the_kernel_only_when_they_are_on_disk_and_a_failed_reading
         assert collector.totals.flows_of_service("web") == 10
         assert all(counter.deleted)
         assert await collect({ONE: 3}, 50.0) == 2
-        written = path.read_text()
+        written = path.read_bytes()
         counter.flows = OSError(1, "not permitted")
         await collector.close()
-        assert path.read_text() == written, "the last reading failed: what is saved must lack nothing"
+        assert path.read_bytes() == written, "the last reading failed: what is saved must lack nothing"
         with pytest.raises(OSError, match="not permitted"):
             await collector.run()
 

@@ -139,8 +139,10 @@ def _files() -> tuple[Block, ...]:
             "`/var/lib/vipd/state.db.last-good`",
             "A copy that takes its place if it is damaged.",
         ),
-        entry("`/var/lib/vipd/accepted`", "The last good version of each declaration."),
-        entry("`/var/lib/vipd/services-dir.json`", "Which directory they were in, and which are held."),
+        entry(
+            "`/var/lib/vipd/cache.db`",
+            "What the next start has at once: the last good version of each file, the state of etcd.",
+        ),
         entry("`/var/lib/vipd/host-changes.json`", "What was done to this host, for `vipctl cleanup`."),
         entry("`/var/lib/vipd/lock`", "Held while a daemon runs; its pid."),
         entry(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 
-from vipd.dataplane.conntrack.checkpoint import Checkpoint, SavedTargets
+from vipd.dataplane.conntrack.checkpoint import GARBAGE, SavedTarget, SavedTargets, decode, encode, key_of
 from vipd.dataplane.conntrack.cleaner import CleanupResult, Connect, clean
 from vipd.dataplane.conntrack.entries import SocketAddress
 from vipd.dataplane.conntrack.netlink import open_socket
@@ -24,6 +24,9 @@ from vipd.dataplane.conntrack.stale import (
 from vipd.host.observer import Observer
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
+from vipd.sources.cache import Cache
+
+log = logging.getLogger(__name__)
 
 INTERVAL_SECONDS = 60.0
 """Between runs without a change."""
@@ -61,15 +64,15 @@ class ConntrackScheduler(Observer):
         interval: float = INTERVAL_SECONDS,
         connect: Connect = open_socket,
         target_of: TargetOf = default_target,
-        checkpoint: Checkpoint | None = None,
+        cache: Cache | None = None,
     ) -> None:
-        """`clock` returns monotonic seconds; `interval` is in seconds. The `checkpoint` keeps the
-        destinations and their backends for the next process; None: no checkpoint."""
+        """`clock` returns monotonic seconds; `interval` is in seconds. The `cache` keeps the destinations and
+        their backends for the next process."""
         self._clock, self._interval = clock, interval
         self._connect, self._target_of = connect, target_of
-        self._checkpoint, self._restored = checkpoint, False
-        self._saved = False
-        """The checkpoint contains every destination whose flows may have to end."""
+        self._bucket = cache.bucket("flow_target", encode, self._whole) if cache else None
+        self._unsaved = set[Destination]()
+        """Destinations whose flows may have to end, or had to, and which have changed."""
         self._destinations: dict[ForwardingKey, list[Destination]] = {}
         self._owners: dict[Destination, ForwardingKey] = {}
         self._targets: dict[Destination, FlowTarget] = {}
@@ -130,6 +133,7 @@ class ConntrackScheduler(Observer):
             if forwarding is not None:
                 self._destinations[key] = new[key]
                 self._add(key, self._target_of(forwarding))
+        self._save()
 
     def host_changed(self, addresses: frozenset[str]) -> None:
         """This host's own addresses are these from now on."""
@@ -138,10 +142,17 @@ class ConntrackScheduler(Observer):
             self._urgent.update(Family)
 
     async def load(self) -> None:
-        """Read the checkpoint. Called before the first update, so that rules of an earlier process that
-        answer its clients are never missing. On a failure `clean` reads it again."""
-        with contextlib.suppress(Exception):
-            await self._read_checkpoint()
+        """Read what an earlier process has kept. Called before the first update, so that rules of that which
+        answer its clients are never missing."""
+        rows, former = await asyncio.to_thread(self._bucket.load) if self._bucket else {}, SavedTargets()
+        for key, text in rows.items():
+            try:
+                destination, saved = decode(key, text)
+            except GARBAGE as error:
+                log.warning("flows of a removed service may go on: %s", error)
+                continue
+            former[destination] = saved
+        self._restore(former)
 
     def _restore(self, former: SavedTargets) -> None:
         """Schedule the cleaning of an earlier process's destinations, except those in use."""
@@ -160,6 +171,7 @@ class ConntrackScheduler(Observer):
                 )
                 self._former[place], self._removed[place] = left.backends, since
         self._expire_resets(now)
+        self._save()
 
     def applied(self, wrote: bool, families: Collection[Family] = tuple(Family)) -> None:
         """The kernel's rules of these address families match the updates. Call it after every step.
@@ -180,11 +192,12 @@ class ConntrackScheduler(Observer):
         for since in (self._removed, self._resets):
             for place in [place for place, at in since.items() if at is None and place.family in families]:
                 since[place] = now
-                self._saved = self._saved and since is not self._resets
+                if since is self._resets:
+                    self._unsaved.add(place)
+        self._save()
 
     async def clean(self) -> CleanupResult:
         """End flows that must end. Raises ConntrackError, and is then due again, as after a cancellation."""
-        await self._read_checkpoint()
         began, self._changed = self._clock(), False
         try:
             cleaned = await clean(self.flow_targets, self._connect)
@@ -197,25 +210,24 @@ class ConntrackScheduler(Observer):
             self._expire(began)
         return cleaned
 
-    async def save(self) -> None:
-        """Write the current state to the checkpoint, if it changed and the checkpoint has been read. Raises
-        OSError; that does not prevent cleaning."""
-        if self._checkpoint is None or self._saved or not self._restored:
-            return
-        self._saved = True
-        try:
-            await asyncio.to_thread(self._checkpoint.write, self._targets.copy(), self._resets.copy())
-        except BaseException:
-            self._saved = False
-            raise
+    def _save(self) -> None:
+        """Keep what has changed for the next process."""
+        if self._bucket is not None:
+            self._bucket.put({key_of(place): self._saved_target(place) for place in self._unsaved})
+        self._unsaved.clear()
 
-    async def _read_checkpoint(self) -> None:
-        """Load the state of the last process, once."""
-        if self._checkpoint is not None and not self._restored:
-            former = await asyncio.to_thread(self._checkpoint.read)
-            if not self._restored:
-                self._restored = True
-                self._restore(former)
+    def _whole(self) -> dict[str, SavedTarget]:
+        places = {**self._targets.copy(), **dict.fromkeys(self._resets.copy())}
+        saved = ((place, self._saved_target(place)) for place in places)
+        return {key_of(place): target for place, target in saved if target is not None}
+
+    def _saved_target(self, place: Destination) -> SavedTarget | None:
+        target, since = self._targets.get(place), self._resets.get(place)
+        if target is not None and target.end_stale_flows:
+            backends = frozenset(target.serving) | (target.former_backends or frozenset())
+            if backends:
+                return SavedTarget(backends, since)
+        return SavedTarget(frozenset(), since) if target is None and place in self._resets else None
 
     def _add(self, key: ForwardingKey, target: FlowTarget) -> None:
         for place in self._destinations[key]:
@@ -225,7 +237,8 @@ class ConntrackScheduler(Observer):
             self._set_target(place, target)
             self._owners[place] = key
             self._removed.pop(place, None)
-            self._resets.pop(place, None)
+            if self._resets.pop(place, self) is not self:
+                self._unsaved.add(place)
 
     def _remove(self, place: Destination) -> None:
         self._keep_former(place)
@@ -245,21 +258,23 @@ class ConntrackScheduler(Observer):
         """The clients of a removed destination get a reset."""
         self._resets.pop(place, None)
         self._resets[place] = since
-        self._saved = False
+        self._unsaved.add(place)
         if len(self._resets) > MAX_RESETS:
-            del self._resets[next(iter(self._resets))]
+            oldest = next(iter(self._resets))
+            del self._resets[oldest]
+            self._unsaved.add(oldest)
 
     def _expire_resets(self, now: float) -> None:
         ended = [p for p, since in self._resets.items() if since is not None and now >= since + RESET_SECONDS]
         for place in ended:
             del self._resets[place]
-        if ended:
-            self._saved = False
+        self._unsaved.update(ended)
 
     def _set_target(self, place: Destination, target: FlowTarget | None) -> None:
         """Set the target for flows to a destination; None: they no longer belong to vipd."""
         before = self._targets.get(place)
-        self._saved = self._saved and before == target
+        if before != target and any(each is not None and each.end_stale_flows for each in (before, target)):
+            self._unsaved.add(place)
         if before is not None and (kind := table_part_of(place, before)):
             self._kinds[kind] -= 1
             if not self._kinds[kind]:
@@ -291,6 +306,7 @@ class ConntrackScheduler(Observer):
         for place, since in list(self._removed.items()):
             if since is not None and began >= since + KEEP_REMOVED_SECONDS:
                 self._drop(place)
+        self._save()
 
     def _drop(self, place: Destination) -> None:
         """A destination is not vipd's any more."""

@@ -1,131 +1,96 @@
-"""Lines on disk; new ones replace the oldest: two files, each of limited size.
+"""The kept events: new ones replace the oldest, within a number of bytes.
 
-When the older file goes, the newest lines of each author in it stay, so that nobody's flood of events takes
-those of others.
-
-Nothing is synced: a crash of vipd loses nothing, a power cut perhaps the last seconds. A torn line
-stays, and the next one begins on a new line.
+When some have to go, each author's newest stay, the same number of each, so that nobody's flood of events
+takes those of others. A crash loses the last moment's.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import re
+import logging
 from collections import Counter
-from pathlib import Path
+from dataclasses import dataclass
 
-from vipd.host.durable import error_text, move_aside, open_own, read_own, rename_own
 from vipd.host.systemd.fields import author_of
+from vipd.observe.events.event import EventRecord, decode, encode
+from vipd.sources.cache import Cache
 
-SEGMENT_BYTES = 1 << 20
-MAX_BYTES = 16 * SEGMENT_BYTES
-"""Maximum size of a file that is read: vipd writes none that is larger."""
-CURRENT = "events.jsonl"
-OLDER = "events.1.jsonl"
-_MODE = 0o640
+MAX_BYTES = 2 << 20
+"""Of all events; some thousand."""
+KEPT_BYTES_SHARE = 0.75
+"""What stays of them when they have become more."""
 
-_AUTHOR = re.compile(
-    rb'"services":\[(?P<service>"[^"]*")?.*?"unit":"(?P<unit>[^"]*)",'
-    rb'"cause":"(?P<cause>.*?)"'
-)
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    line: bytes
+    author: object
 
 
 class EventLog:
-    """The lines in one directory. Not thread-safe."""
+    """The events, in memory and in the cache. Not thread-safe."""
 
-    def __init__(self, directory: Path, segment_bytes: int = SEGMENT_BYTES) -> None:
-        self._current, self._older = directory / CURRENT, directory / OLDER
-        self._segment_bytes = segment_bytes
-        self._descriptor: int | None = None
+    def __init__(self, cache: Cache, max_bytes: int = MAX_BYTES) -> None:
+        """Reads those of earlier runs."""
+        self._bucket = cache.bucket("event", lambda kept: kept.line, self._whole)
+        self._max_bytes = max_bytes
+        self._kept: dict[int, _Kept] = {}
+        """By the first id of folded events, those that have changed last at the end."""
         self._size = 0
-        self._torn = False
+        for event in self._load():
+            self._add(event)
 
-    def append(self, line: bytes) -> None:
-        """Add a line, which has its end. Raises OSError; the line may be torn then."""
-        descriptor = self._room_for(line)
-        self._write(descriptor, b"\n" + line if self._torn else line)
+    def append(self, event: EventRecord) -> None:
+        """Add an event; of folded ones it replaces the one before it."""
+        self._bucket.put({str(event.group_id): self._add(event)})
+        if self._size > self._max_bytes:
+            self._drop_some()
 
-    def _write(self, descriptor: int, data: bytes) -> None:
-        self._torn = True
-        written = os.write(descriptor, data)
-        self._size += written
-        self._torn = written < len(data)
-        if self._torn:
-            raise OSError(f"{self._current}: only {written} of {len(data)} bytes could be written")
+    def events(self) -> list[EventRecord]:
+        """All events, the oldest first."""
+        return sorted((decode(kept.line) for kept in list(self._kept.values())), key=lambda event: event.id)
 
-    def repair(self) -> list[str]:
-        """Keep aside anything in place of the files that is no such file; returns the actions in words."""
-        done = []
-        for path in (self._older, self._current):
+    def _add(self, event: EventRecord) -> _Kept:
+        former = self._kept.pop(event.group_id, None)
+        kept = self._kept[event.group_id] = _Kept(encode(event), _author_of(event))
+        self._size += len(kept.line) - (len(former.line) if former else 0)
+        return kept
+
+    def _load(self) -> list[EventRecord]:
+        events, invalid = list[EventRecord](), list[str]()
+        for key, value in self._bucket.load().items():
             try:
-                _content(path)
-            except OSError as error:
-                done.append(f"{path}: events cannot be read: {error_text(error)}; {move_aside(path)}")
-        return done
+                event = decode(value.encode() if isinstance(value, str) else bytes(value))
+            except ValueError:
+                invalid.append(key)
+            else:
+                events.append(event)
+        if invalid:
+            log.info("%d of the kept events cannot be read, and are left out", len(invalid))
+            self._bucket.put(dict.fromkeys(invalid))
+        return sorted(events, key=lambda event: event.id)
 
-    def data(self) -> bytes:
-        """All content, oldest first; a line may be torn. Raises OSError."""
-        return b"\n".join(_content(path) for path in (self._older, self._current))
+    def _drop_some(self) -> None:
+        """Keep of each author the newest events, one after the other of each until there is no more room."""
+        numbers, ranked = Counter[object](), list[tuple[int, int, int]]()
+        for age, (group_id, kept) in enumerate(reversed(self._kept.items())):
+            ranked.append((numbers[kept.author], age, group_id))
+            numbers[kept.author] += 1
+        room, gone = int(self._max_bytes * KEPT_BYTES_SHARE), list[int]()
+        for _, _, group_id in sorted(ranked):
+            room -= len(self._kept[group_id].line)
+            if room < 0:
+                gone.append(group_id)
+        for group_id in gone:
+            self._size -= len(self._kept.pop(group_id).line)
+        self._bucket.put({str(group_id): None for group_id in gone})
 
-    def close(self) -> None:
-        """Close the file; it is opened again when needed."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-    def _room_for(self, line: bytes) -> int:
-        descriptor = self._descriptor if self._descriptor is not None else self._open()
-        if self._size and self._size + len(line) > self._segment_bytes:
-            stays = self._lines_that_stay()
-            self.close()
-            rename_own(self._current, OLDER)
-            descriptor = self._open()
-            if stays:
-                self._write(descriptor, stays)
-        return descriptor
-
-    def _lines_that_stay(self) -> bytes:
-        """Of the older file, which goes, the newest lines of each author who has few in the newer one: up to
-        an equal share of a quarter of a file, or one line."""
-        try:
-            going, newer = (_content(p).splitlines(keepends=True) for p in (self._older, self._current))
-        except OSError:
-            return b""
-        by_author: dict[object, list[bytes]] = {}
-        for line in reversed(going):
-            by_author.setdefault(_author_of(line), []).append(line)
-        sizes = Counter[object]()
-        for line in newer:
-            sizes[_author_of(line)] += len(line)
-        room = self._segment_bytes // 4
-        share, stays = room // max(1, len(by_author)), set[bytes]()
-        for author, newest in by_author.items():
-            for line in newest:
-                if room < len(line) or (sizes[author] and sizes[author] + len(line) > share):
-                    break
-                stays.add(line)
-                sizes[author] += len(line)
-                room -= len(line)
-        return b"".join(line for line in going if line in stays)
-
-    def _open(self) -> int:
-        self._descriptor = open_own(self._current, os.O_RDWR | os.O_APPEND | os.O_CREAT, _MODE)
-        self._size = os.fstat(self._descriptor).st_size
-        self._torn = self._size > 0 and os.pread(self._descriptor, 1, self._size - 1) != b"\n"
-        return self._descriptor
+    def _whole(self) -> dict[str, _Kept]:
+        return {str(group_id): kept for group_id, kept in self._kept.copy().items()}
 
 
-def _author_of(line: bytes) -> object:
+def _author_of(event: EventRecord) -> object:
     """Who an event is about; without a unit its cause, and its first service."""
-    parts = _AUTHOR.search(line)
-    if parts is None:
-        return None
-    unit, author = parts["unit"].decode(), author_of(parts["unit"].decode(), parts["cause"].decode())
-    return author if unit else (author, parts["service"])
-
-
-def _content(path: Path) -> bytes:
-    with contextlib.suppress(FileNotFoundError):
-        return read_own(path, MAX_BYTES)
-    return b""
+    author = author_of(event.unit, event.cause)
+    return author if event.unit else (author, event.services[:1])

@@ -9,12 +9,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Iterator
-from pathlib import Path
 
 from vipd.host.systemd.fields import ATTRIBUTE, Event, Fields
 from vipd.observe.events.event import MAX_NAMES, EventRecord, Level, clean
 from vipd.observe.events.event_log import EventLog
 from vipd.observe.events.recorder import Recorder, utc_time
+from vipd.sources.cache import Cache
 
 NOT_RECORDED = frozenset({Event.CHANGE_STORED, Event.RULES_APPLIED, Event.FLOWS_ENDED, Event.START_FAILED})
 """Steps of a change that has an event itself; and events from before the recorder exists."""
@@ -68,9 +68,9 @@ def _level(number: int) -> Level:
 
 
 @contextlib.contextmanager
-def recording(directory: Path) -> Iterator[Recorder]:
-    """Record vipd's log as events in a directory, until the end. Must run in an event loop."""
-    recorder = Recorder(EventLog(directory), asyncio.get_running_loop())
+def recording(cache: Cache) -> Iterator[Recorder]:
+    """Record vipd's log as events, until the end; then the cache is closed. Must run in an event loop."""
+    recorder = Recorder(EventLog(cache), asyncio.get_running_loop())
     handler, logger = EventHandler(recorder), logging.getLogger("vipd")
     before = logger.level
     if logger.getEffectiveLevel() > logging.INFO:
@@ -82,3 +82,4 @@ def recording(directory: Path) -> Iterator[Recorder]:
         logger.removeHandler(handler)
         logger.setLevel(before)
         recorder.close()
+        cache.close()

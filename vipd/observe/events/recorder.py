@@ -1,4 +1,4 @@
-"""Stores events: folds repetitions, writes the event log, passes events to followers. For any thread.
+"""Stores events: folds repetitions, adds them to the event log, passes them to followers. For any thread.
 
 It does not depend on the log; `log_handler` converts log records to calls of `record`.
 """
@@ -18,7 +18,7 @@ from functools import partial
 
 from vipd.declaration.problems import PLEASE_REPORT, internal_error
 from vipd.observe.events.dedup import Deduplicator
-from vipd.observe.events.event import EventRecord, decode, encode
+from vipd.observe.events.event import EventRecord
 from vipd.observe.events.event_log import EventLog
 
 MAX_QUEUED = 500
@@ -92,14 +92,8 @@ class Recorder:
         self._published_at: OrderedDict[int, float] = OrderedDict()
         self._subscriptions: set[Subscription] = set()
         self._timer: asyncio.TimerHandle | None = None
-        self._unreadable = 0
-        """Lines that were left out at the last reading."""
         self._fault = ""
-        for fault in event_log.repair():
-            log.warning("%s", fault)
-        self._last = max((o.id for o in self._kept()), default=0)
-        if self._unreadable:
-            log.info("%d lines of the kept events cannot be read, and are left out", self._unreadable)
+        self._last = max((event.id for event in event_log.events()), default=0)
 
     def record(self, event: EventRecord) -> None:
         """Store an event; it gets its id here."""
@@ -116,11 +110,10 @@ class Recorder:
 
     def failed(self, error: Exception) -> None:
         """An event is not kept because of this; logged once."""
-        expected = isinstance(error, OSError)
-        fault = str(error) if expected else f"{internal_error(error, 'keeping an event')}; {PLEASE_REPORT}"
+        fault = f"{internal_error(error, 'keeping an event')}; {PLEASE_REPORT}"
         if fault != self._fault:
             # Not here: the log's own lock is always acquired before this one, never after it.
-            log_warning = partial(log.warning, exc_info=None if expected else error)
+            log_warning = partial(log.warning, exc_info=error)
             self._loop.call_soon_threadsafe(log_warning, "events cannot be kept: %s", fault)
         self._fault = fault
 
@@ -134,7 +127,7 @@ class Recorder:
         with self._lock:
             for place in list(self._unpublished):
                 self._publish_waiting(place)
-        return self._kept()
+        return self._event_log.events()  # outside of the lock: it takes long
 
     @contextlib.contextmanager
     def subscribe(self, follower: Subscription | None = None) -> Iterator[Subscription]:
@@ -157,16 +150,15 @@ class Recorder:
             follower.end()
 
     def close(self) -> None:
-        """Write waiting events, and close the ring."""
+        """Store waiting events."""
         with self._lock:
             for place in list(self._unpublished):
                 self._publish_waiting(place)
-            self._event_log.close()
         if self._timer is not None:
             self._timer.cancel()
 
     def _next_id(self) -> int:
-        # From the clock, so that ids keep increasing even if the ring was lost.
+        # From the clock, so that ids keep increasing even if the kept events were lost.
         self._last = max(self._last + 1, int(self._clock() * 1_000_000))
         return self._last
 
@@ -186,7 +178,7 @@ class Recorder:
             if len(self._published_at) > MAX_THROTTLED:
                 self._published_at.popitem(last=False)
         try:
-            self._event_log.append(encode(event))
+            self._event_log.append(event)
             self._fault = ""
         except Exception as error:
             self.failed(error)
@@ -207,24 +199,6 @@ class Recorder:
                 self._publish_waiting(place)
             if self._unpublished:
                 self._start_timer()
-
-    def _kept(self) -> list[EventRecord]:
-        try:
-            with self._lock:
-                data = self._event_log.data()
-        except OSError as error:
-            log.warning("events cannot be read: %s", error)
-            return []
-        kept: dict[int, EventRecord] = {}
-        self._unreadable = 0
-        for line in filter(None, data.split(b"\n")):
-            try:
-                found = decode(line)
-                if found.group_id not in kept or kept[found.group_id].id <= found.id:
-                    kept[found.group_id] = found
-            except ValueError:  # torn by a crash, or by a full disk
-                self._unreadable += 1
-        return sorted(kept.values(), key=lambda o: o.id)
 
 
 def utc_time(seconds: float) -> datetime:

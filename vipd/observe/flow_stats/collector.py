@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
 
 from vipd.control.reconciler import Reconciler
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.counting import BackendKey, FlowCounter
 from vipd.host.batches import in_batches
-from vipd.host.durable import error_text, move_aside
+from vipd.host.durable import error_text
 from vipd.host.systemd.fields import Event, fields
 from vipd.model.forwarding import Forwarding
-from vipd.observe.flow_stats import totals_file
+from vipd.observe.flow_stats import saved_totals
 from vipd.observe.flow_stats.refusals import Refusals
 from vipd.observe.flow_stats.totals import FlowTotals
 from vipd.observe.flow_stats.traffic import FlowTable
 from vipd.observe.flow_stats.traffic_counting import TrafficCounting
+from vipd.sources.cache import Cache
+from vipd.sources.state import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -39,17 +41,25 @@ WRITE_TIME_SHARE = 0.01
 EXPIRE_EVERY_SECONDS = 30.0
 ADDED_AT_ONCE = 5000
 """Backends with new flows: some milliseconds."""
+COPIED_AT_ONCE = 200
+"""Services: some milliseconds."""
 CLOSE_SECONDS = 3.0
 
 
 class FlowCollector:
-    """The totals of one daemon, and the file behind it."""
+    """The totals of one daemon, which the cache keeps."""
 
     def __init__(
-        self, counter: FlowCounter, path: Path, forwardings: Callable[[], Iterable[Forwarding]]
+        self, counter: FlowCounter, cache: Cache, forwardings: Callable[[], Iterable[Forwarding]]
     ) -> None:
-        """Reads the file. One that cannot be used is reported in the log, and left behind."""
-        self._counter, self._path, self._forwardings = counter, path, forwardings
+        """Reads what an earlier run had. If that cannot be used, the log says so."""
+        self._counter, self._forwardings = counter, forwardings
+        self._bucket = cache.bucket("total", json.dumps, self._whole)
+        self._counts: dict[str, object] = {}
+        """The kernel's counts, as kept."""
+        self._about: dict[str, object] = {}
+        self._written = True
+        """The totals are on disk."""
         self.totals, self.refusals, counter_state = self._read()
         if counter_state is not None:
             counter.restore(counter_state)
@@ -113,8 +123,7 @@ class FlowCollector:
             # After a failure the next reading includes its counts: the rates are of all that time.
             async for part in in_batches(await self._counter.take(), ADDED_AT_ONCE):
                 self.totals.add(part)
-            refused = self.refusals.add(await self._counter.refused())
-            self.totals.changed = self.totals.changed or refused
+            self.refusals.add(await self._counter.refused())
             self._report_refusals(began)
             self._failed, self.read_at = False, datetime.now(UTC)
             if began - self._last_write_at >= max(
@@ -122,7 +131,8 @@ class FlowCollector:
             ):
                 await self._write()
             # Only what is on disk may go from the kernel: a crash must lose no flow.
-            if not self.totals.changed and began - self._last_garbage_at >= EXPIRE_EVERY_SECONDS:
+            kept = self._written and not self.totals.changed
+            if kept and began - self._last_garbage_at >= EXPIRE_EVERY_SECONDS:
                 self._last_garbage_at = began
                 self.totals.add(await self._counter.collect_garbage())
 
@@ -141,30 +151,49 @@ class FlowCollector:
         self.refusals.expire()
 
     async def _write(self) -> None:
-        """Write the totals if they changed. After a failed reading they lack its counts.
-        Raises OSError."""
-        if not self.totals.changed or self._failed:
+        """Write the totals if they changed. After a failed reading they lack its counts. Raises OSError."""
+        about = saved_totals.about(self.totals, self.refusals)
+        if self._failed or (self._written and not self.totals.changed and about == self._about):
             return
-        self.totals.changed = False
+        self._written, self._about = False, about
         self._last_write_at = began = time.monotonic()
         # No other `take` is between the last one and this: both report the same moment.
-        saved = totals_file.SavedTotals(self.totals, self.refusals, self._counter.saved_state())
+        state, changed = self._counter.saved_state(), self.totals.changed.copy()
+        self.totals.changed.clear()
+        changes = about.copy()
+        async for part in in_batches(dict.fromkeys(changed), COPIED_AT_ONCE):
+            rows = dict(self.totals.rows(part))
+            changes.update({saved_totals.service_key(name): rows.get(name) for name in part})
         try:
-            value = await totals_file.value_of(saved)
-            await asyncio.to_thread(totals_file.write, self._path, value)
-        except OSError as error:
-            self.totals.changed = True
-            raise OSError(f"{self._path} cannot be written: {error_text(error)}") from None
+            await asyncio.to_thread(self._write_changes, changes, state)
+            self._written = True
+        except StoreError as error:
+            raise OSError(str(error)) from None
         finally:
             self._write_seconds = time.monotonic() - began
 
-    def _read(self) -> totals_file.SavedTotals:
+    def _write_changes(self, changes: dict[str, object], state: object) -> None:
+        """Write these, and the counts of a state that have changed. Raises StoreError."""
+        before, self._counts = self._counts, dict(saved_totals.flat(state))
+        changes.update(dict.fromkeys(before.keys() - self._counts.keys()))
+        changes.update(item for item in self._counts.items() if before.get(item[0]) != item[1])
+        self._bucket.put(changes)
+        self._bucket.write()
+
+    def _whole(self) -> dict[str, object]:
+        rows = self.totals.rows(list(self.totals.services))
+        services = {saved_totals.service_key(name): row for name, row in rows}
+        return {**self._about, **services, **self._counts}
+
+    def _read(self) -> saved_totals.SavedTotals:
         try:
-            return totals_file.read(self._path)
-        except (OSError, ValueError) as error:
-            what, aside = "cannot be read, so flows are counted from zero", move_aside(self._path)
-            log.warning("%s %s: %s; %s", self._path, what, error_text(error), aside)
-            return totals_file.SavedTotals(FlowTotals(), Refusals(), None)
+            saved = saved_totals.decode(self._bucket.load())
+        except ValueError as error:
+            log.warning("the totals cannot be read, so flows are counted from zero: %s", error_text(error))
+            self._bucket.clear()
+            return saved_totals.SavedTotals(FlowTotals(), Refusals(), None)
+        self._counts = dict(saved_totals.flat(saved.counter_state))
+        return saved
 
 
 def _backend_keys(forwardings: Iterable[Forwarding]) -> set[BackendKey]:
@@ -185,13 +214,13 @@ class FlowStats:
     traffic: TrafficCounting
 
     @classmethod
-    def of(cls, counter: FlowCounter, reconciler: Reconciler, path: Path, *, traffic: bool) -> FlowStats:
-        """For the services of a reconciler; `path` is the file of the totals; `traffic`: count that, too."""
+    def of(cls, counter: FlowCounter, reconciler: Reconciler, cache: Cache, *, traffic: bool) -> FlowStats:
+        """For the services of a reconciler; the `cache` keeps the totals; `traffic`: count that, too."""
 
         def forwardings() -> list[Forwarding]:
             return [f for part in reconciler.forwardings.values() for f in part]
 
-        collector = FlowCollector(counter, path, forwardings)
+        collector = FlowCollector(counter, cache, forwardings)
         table = FlowTable(
             lambda: reconciler.forwardings, lambda: reconciler.host_addresses, totals=collector.totals
         )

@@ -47,12 +47,13 @@ class TrafficTotals:
         """Flows have ended, with this traffic in all."""
         self.ended = added(self.ended, traffic)
 
-    def set_open(self, traffic: Traffic) -> None:
-        """Open flows have this traffic, without those that `end` reported."""
+    def set_open(self, traffic: Traffic) -> bool:
+        """Open flows have this traffic, without those that `end` reported; returns whether that is new."""
         if self.ended is NO_TRAFFIC and traffic == self.open:
-            return  # nearly all of very many
+            return False  # nearly all of very many
         self.settled = _grown(self.settled, added(self.ended, traffic), self.open)
         self.open, self.ended = traffic, NO_TRAFFIC
+        return True
 
 
 def _grown(settled: Traffic, known: Traffic, before: Traffic) -> Traffic:
@@ -87,8 +88,8 @@ class FlowTotals:
         self._services: dict[str, _ServiceTotals] = {}
         self._active: dict[BackendKey, TrafficTotals] = {}
         """Backends that had open flows at the last reading, or ended ones since."""
-        self.changed = False
-        """The totals changed since the writer last set this to False."""
+        self.changed = set[str]()
+        """The services whose totals have changed, or are gone, since the writer last emptied this."""
         self.lost = 0
         """Total number of flows whose end the kernel could not report: their traffic is not fully counted."""
 
@@ -101,27 +102,26 @@ class FlowTotals:
         """Enter new flows."""
         for place, number in flows.items():
             self._account(place).flows += number
-        self.changed = self.changed or bool(flows)
+            self.changed.add(place.key.service)
 
     def add_ended(self, traffic: Mapping[BackendKey, Traffic]) -> None:
         """Add the traffic of flows that have ended."""
         for place, each in traffic.items():
             self._volume(place).add_ended(each)
-        self.changed = self.changed or bool(traffic)
+            self.changed.add(place.key.service)
 
     def set_open(self, traffic: Mapping[BackendKey, Traffic]) -> None:
         """Set the traffic of open flows: of all backends, so that those left out have none."""
         for place in traffic.keys() - self._active.keys():
             self._volume(place)
-        self.changed = self.changed or bool(self._active)
         for place, volume in self._active.items():
-            volume.set_open(traffic.get(place, NO_TRAFFIC))
+            if volume.set_open(traffic.get(place, NO_TRAFFIC)):
+                self.changed.add(place.key.service)
         self._active = {place: volume for place, volume in self._active.items() if volume.open != NO_TRAFFIC}
 
     def add_lost(self, flows: int) -> None:
         """The ends of so many flows were missed."""
         self.lost += flows
-        self.changed = self.changed or bool(flows)
 
     def forget_open_flows(self) -> None:
         """No earlier flow is open any more: the kernel restarted."""
@@ -130,19 +130,24 @@ class FlowTotals:
     def expire(self, current: Collection[BackendKey], now: float) -> None:
         """These are the backends of `services` that exist now; drop others that have been gone for long and
         have no flows."""
-        for service in self._services.values():
+        for name, service in self._services.items():
             for place, account in list(service.backends.items()):
                 if place in current:
-                    account.gone_since = None
+                    if account.gone_since is not None:
+                        account.gone_since = None
+                        self.changed.add(name)
                 elif account.gone_since is None or account.gone_since > now:
                     account.gone_since = now  # a later moment is of a clock that was set back
+                    self.changed.add(name)
                 elif now - account.gone_since > KEPT_SECONDS and place not in self._active:
                     service.removed_flows += account.flows
                     service.removed_traffic = added(service.removed_traffic, _traffic(account))
                     del service.backends[place]
+                    self.changed.add(name)
         served = {place.key.service for place in current}
         for name in [n for n, s in self._services.items() if not s.backends and n not in served]:
             del self._services[name]
+            self.changed.add(name)
 
     def flows_of_service(self, name: str) -> int:
         """New flows of a service, whichever backend they went to."""
@@ -190,7 +195,7 @@ class FlowTotals:
                     name,
                     {
                         "former": former,
-                        "backends": [[*p.row(), *_row(a)] for p, a in service.backends.items()],
+                        "backends": [[*p.row(), *_row(a)] for p, a in service.backends.copy().items()],
                     },
                 )
 

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from heapq import nsmallest
-from pathlib import Path
 from random import Random
+from typing import NamedTuple
 
 from vipd.declaration.problems import Declaration, printable
 from vipd.declaration.unit import Unit
@@ -25,20 +26,32 @@ from vipd.host.settings.etcd import EtcdSettings
 from vipd.host.supervisor import Backoff, Loop, LoopState, Work, until_first_ends
 from vipd.model import limits
 from vipd.model.service import RegisteredBackend
+from vipd.sources.cache import Cache, Value
 from vipd.sources.etcd.client import EtcdClient, Event, Header, KeyValue, Page, Watch, in_thread_if_large
 from vipd.sources.etcd.errors import CompactedError, EndpointError, EtcdError, TooLargeError
-from vipd.sources.etcd.keys import EtcdKeys, StoreChange
-from vipd.sources.etcd.snapshot_file import SnapshotFile, StoredKey
+from vipd.sources.etcd.keys import EtcdKeys, StoreChange, StoredKey
 from vipd.sources.etcd.values import REFUSED, FolderBudget, Layout, ParsedValue, read_value, short_key
 from vipd.sources.removal_guard import RemovalGuard
 
 log = logging.getLogger(__name__)
 
-SNAPSHOT = Path("etcd") / "snapshot"
 PROBE_SECONDS = 30.0
 GRACE_SECONDS = 5.0
 """For a watch to report what a probe has seen."""
 RELIST_SECONDS = 600.0
+
+
+_ABOUT_KEY = ""
+"""Beside the keys of etcd."""
+_GARBAGE = (LookupError, TypeError, ValueError, OverflowError, RecursionError)
+
+
+class _Known(NamedTuple):
+    """What the kept keys are: those of a prefix, at one revision of one store."""
+
+    prefix: str
+    cluster: str
+    revision: int
 
 
 class RelistError(EtcdError):
@@ -51,12 +64,12 @@ class EtcdSource:
     name = "etcd"
     writes = False
 
-    def __init__(self, settings: EtcdSettings, state_dir: Path, client: EtcdClient, random: Random) -> None:
+    def __init__(self, settings: EtcdSettings, cache: Cache, client: EtcdClient, random: Random) -> None:
         self._settings, self._client, self._random = settings, client, random
         self._layout = Layout(settings.prefix)
-        self._snapshot = SnapshotFile(state_dir / SNAPSHOT, settings.prefix, lambda: self.keys.state())
+        self._cached = cache.bucket("etcd", _encode, self._whole)
         guard = RemovalGuard(settings.max_removal, author_of=self._layout.folder)
-        self.keys = EtcdKeys(self._layout, guard, self._snapshot.enqueue)
+        self.keys = EtcdKeys(self._layout, guard, self._note)
         """The keys as last known."""
         self._changed, self._listed = asyncio.Event(), asyncio.Event()
         self._positions: dict[str, int] = {}
@@ -78,19 +91,35 @@ class EtcdSource:
         return f"{', '.join(self._settings.endpoints)} {self._settings.prefix}"
 
     def load(self) -> None:
-        """Load the state that an earlier run saved."""
-        self.keys.restore(self._snapshot.load())
+        """Load the state that an earlier run saved, if it had the same prefix. Blocks."""
+        rows = self._cached.load()
+        if not rows:
+            return
+        try:
+            about = _Known(*json.loads(rows.pop(_ABOUT_KEY)))
+            keys = {key: _decode(text) for key, text in rows.items()}
+        except _GARBAGE as error:
+            log.warning("the kept keys of etcd cannot be read: %s; etcd is asked for all of them", error)
+            self._cached.clear()
+            return
+        if about.prefix == self._settings.prefix:
+            self.keys.restore(about.cluster, about.revision, keys)
+        else:
+            self._cached.clear()
+
+    def _about(self) -> _Known:
+        return _Known(self._settings.prefix, self.keys.cluster, self.keys.revision)
+
+    def _note(self, changes: Mapping[str, StoredKey | None]) -> None:
+        self._cached.put({**changes, _ABOUT_KEY: self._about()})
+
+    def _whole(self) -> dict[str, StoredKey | _Known]:
+        # A copy in one step: this runs in a thread.
+        return {**self.keys.kept.copy(), _ABOUT_KEY: self._about()}
 
     def loops(self) -> dict[str, Work]:
-        """The loops that follow etcd and save its state. Their failures are among `faults`."""
-        return {
-            "keeping etcd's keys": Loop(self._snapshot.run, self._snapshot.loop_state),
-            "following etcd": Loop(self._follow, self._state),
-        }
-
-    def close(self) -> None:
-        """Save what is not yet on disk. Blocks."""
-        self._snapshot.close()
+        """The loop that follows etcd. Its failures are among `faults`."""
+        return {"following etcd": Loop(self._follow, self._state)}
 
     async def changes(self) -> AsyncIterator[None]:
         """Yields whenever the units or the registrations have changed. For one reader."""
@@ -117,11 +146,11 @@ class EtcdSource:
         return self.keys.units
 
     def faults(self) -> tuple[str, ...]:
-        """Set while etcd cannot be followed, removals are held, or the disk cannot be written."""
+        """Set while etcd cannot be followed, or removals are held."""
         known = any(unit.accepted.services for unit in self.keys.units.values())
         kept = "the last known services go on serving" if known else "no service of it is known"
         lost = self.fault and f"{self.fault}; {kept}"
-        return tuple(filter(None, (lost, self._held(), self._snapshot.loop_state.fault)))
+        return tuple(filter(None, (lost, self._held())))
 
     def held(self) -> Mapping[str, str]:
         """The held keys, as owners of services."""
@@ -370,6 +399,21 @@ class EtcdSource:
     def _contact(self, header: Header) -> None:
         self._store_revision = header.revision
         self._last_contact = asyncio.get_running_loop().time()
+
+
+def _encode(value: StoredKey | _Known) -> str:
+    if isinstance(value, StoredKey):
+        fields = (value.value, value.mod_revision, value.accepted, value.held, value.create_revision)
+        return json.dumps(fields, separators=(",", ":"))
+    return json.dumps(value)
+
+
+def _decode(text: Value) -> StoredKey:
+    """Raises one of _GARBAGE."""
+    value, mod_revision, accepted, held, create_revision = json.loads(text)
+    if not isinstance(value, str) or not isinstance(accepted, str | None):
+        raise TypeError("a value is no text")
+    return StoredKey(value, int(mod_revision), accepted, bool(held), int(create_revision))
 
 
 def _differs(known: StoredKey | None, kv: KeyValue) -> bool:

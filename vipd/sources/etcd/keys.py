@@ -11,12 +11,25 @@ from vipd.declaration.problems import Declaration, more_problems
 from vipd.declaration.unit import EMPTY_DECLARATION, Unit
 from vipd.model import limits
 from vipd.model.service import Backend, RegisteredBackend
-from vipd.sources.etcd.snapshot_file import Record, SnapshotState, StoredKey, accepted_record, change_record
 from vipd.sources.etcd.values import Layout, ParsedValue, read_value, unit_name
 from vipd.sources.removal_guard import RemovalGuard
 
 if TYPE_CHECKING:
     from vipd.sources.etcd.client import KeyValue
+
+
+@dataclass(frozen=True, slots=True)
+class StoredKey:
+    """One key. Values are text, undecodable bytes as lone surrogates."""
+
+    value: str
+    mod_revision: int
+    accepted: str | None = None
+    """The value that serves, which may be an older one."""
+    held: bool = False
+    """The key is gone from the store, and its removal is held."""
+    create_revision: int = 0
+    """0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +48,15 @@ class StoreChange:
 class EtcdKeys:
     """Every followed key, the unit of each service, and the registered backends.
 
-    `note` is given a record of each change, to be kept on disk.
+    `note` is given the new state of keys with each change, to be kept on disk; None: a key is gone.
     """
 
-    def __init__(self, layout: Layout, guard: RemovalGuard, note: Callable[[Record], None]) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        guard: RemovalGuard,
+        note: Callable[[Mapping[str, StoredKey | None]], None],
+    ) -> None:
         self._layout, self._guard, self._note = layout, guard, note
         self.kept: dict[str, StoredKey] = {}
         """Every key, including the held ones. To be read only, as `units` and `overrides`."""
@@ -90,14 +108,10 @@ class EtcdKeys:
         changed, self._changed = self._changed, set()
         return changed
 
-    def state(self) -> SnapshotState:
-        """All that must outlive a restart."""
-        return SnapshotState(self.cluster, self.revision, self.kept)
-
-    def restore(self, state: SnapshotState) -> None:
+    def restore(self, cluster: str, revision: int, keys: Mapping[str, StoredKey]) -> None:
         """Start with the state of an earlier run."""
-        self.cluster, self.revision = state.cluster, state.revision
-        for key, stored in state.keys.items():
+        self.cluster, self.revision = cluster, revision
+        for key, stored in keys.items():
             same = stored.accepted == stored.value
             parsed = read_value(self._layout, key, stored.value, accepted=same)
             earlier: ParsedValue = parsed if same and isinstance(parsed, Declaration) else None
@@ -129,8 +143,7 @@ class EtcdKeys:
             self.last_change = change.revision
         self.store_replaced = bool(self._guard.held) and (self.store_replaced or change.store_replaced)
         if change.written or removed or change.store_replaced:
-            put = [(key, self.kept[key]) for key in (*(kv.key for kv in change.written), *held)]
-            self._note(change_record(self.cluster, self.revision, put, gone))
+            self._note_keys(*(kv.key for kv in change.written), *held, *gone)
         return bool(written or gone or held)
 
     def accept(self, chosen: Mapping[str, Declaration]) -> None:
@@ -143,7 +156,7 @@ class EtcdKeys:
         self._not_accepted.difference_update(taken)
         self.rejected = frozenset(self._not_accepted)
         if taken:
-            self._note(accepted_record(taken))
+            self._note_keys(*taken)
 
     def accept_removal(self) -> int:
         """Remove every held key; returns their number."""
@@ -153,8 +166,11 @@ class EtcdKeys:
         self._rebuild_backends()
         self.store_replaced = False
         if held:
-            self._note(change_record(self.cluster, self.revision, (), held))
+            self._note_keys(*held)
         return len(held)
+
+    def _note_keys(self, *keys: str) -> None:
+        self._note({key: self.kept.get(key) for key in keys})
 
     def _same(self, kv: KeyValue) -> bool:
         """Whether a key is written with an unchanged value: only its revision is recorded."""

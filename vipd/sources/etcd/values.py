@@ -29,7 +29,7 @@ from vipd.model.text import byte_size
 
 if TYPE_CHECKING:
     from vipd.sources.etcd.client import KeyValue
-    from vipd.sources.etcd.snapshot_file import StoredKey
+    from vipd.sources.etcd.keys import StoredKey
 
 SOURCE = "etcd"
 _NAME = re.compile("[A-Za-z0-9](?:[A-Za-z0-9._/-]{0,126}[A-Za-z0-9])?")

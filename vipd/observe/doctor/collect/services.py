@@ -18,6 +18,8 @@ from vipd.model.backend_status import UNCHECKED
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Family, Protocol
 from vipd.observe.doctor.facts import ServedPort
+from vipd.sources.cache import FILE_NAME as CACHE_FILE
+from vipd.sources.cache import Cache
 from vipd.sources.files import FileSource
 from vipd.sources.state import FILE_NAME
 from vipd.sources.store import StoreSource
@@ -45,7 +47,7 @@ async def from_files(settings: Settings) -> tuple[tuple[ServedPort, ...], tuple[
 
 def _read(settings: Settings, claims: AddressPolicy) -> tuple[MergeResult, tuple[str, ...]]:
     """Files and store, as `vipd --check` reads them; a separate check reports faults of the store."""
-    files = FileSource(settings.services_dir, settings.state_dir / "accepted")
+    files = FileSource(settings.services_dir, Cache(settings.state_dir / CACHE_FILE, repair=False))
     store = StoreSource(settings.state_dir / FILE_NAME, repair=False)
     files.scan()
     store.load()
