@@ -206,10 +206,12 @@ class Cache:
                 self._news.set()
             except Exception as error:
                 self._note_fault(log_once(error, "writing the cache"))
+                pause = RETRY_SECONDS
+                self._news.set()
 
     def _store(self, pending: Mapping[str, Mapping[str, Any]], database: Connection) -> None:
         (mark,) = database.execute("pragma application_id").fetchone()
-        for bucket in self._buckets.values():
+        for bucket in tuple(self._buckets.values()):  # at the start owners still come
             changes = pending.get(bucket.name, {})
             if mark == 0:  # the file is new
                 changes = {**bucket.whole(), **changes}
