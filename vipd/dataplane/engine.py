@@ -124,11 +124,13 @@ class Engine(Generic[K, V]):
         """From what was written to what is wanted."""
         change, gone = Difference(), dict[ObjectId, str]()
         for name, before in self._before.items():
-            self._note(change, name, self.left.get(name) if before is None else before)
+            before = self.left.get(name) if before is None else before
+            self._note(change, name, before, self._shared_text(name))
         frame = self.frame()
         if frame is not self._framed:
-            for name in (*self._framed, *(n for n in frame if n not in self._framed)):
-                change.note(name, self._framed.get(name, self.left.get(name)), frame.get(name))
+            for name in {**self._framed, **frame}:
+                before = self._framed.get(name, self.left.get(name))
+                self._note(change, name, before, frame.get(name))
         own = dict[ObjectId, str]()
         for key in self.dirty:
             before_form, after_form = self.forms(key)
@@ -141,8 +143,7 @@ class Engine(Generic[K, V]):
                 change.added[name] = text
         return change
 
-    def _note(self, change: Difference, name: ObjectId, before: str | None) -> None:
-        after = self._shared_text(name)
+    def _note(self, change: Difference, name: ObjectId, before: str | None, after: str | None) -> None:
         if after is not None or name[0] not in self._lasting:
             change.note(name, before, after)
 
@@ -166,7 +167,7 @@ class Engine(Generic[K, V]):
 
     def observe(self, left: dict[ObjectId, str], covers: Callable[[ObjectId], bool] | None = None) -> None:
         """What `compare` has found left over is so: it was read."""
-        self.left = left
+        self.left, self._framed = left, {}
         for name in self._before:
             if covers is None or covers(name):
                 self._before[name] = None
@@ -219,18 +220,19 @@ class Engine(Generic[K, V]):
 
     def commit(self) -> None:
         """The kernel holds all that is wanted, and what is left."""
-        for name, before in self._before.items():
-            if self._shared_text(name) is not None:
-                self.left.pop(name, None)
-            elif before is not None and name[0] in self._lasting:
+        frame = self.frame()
+        changed = self._framed.items() if frame is not self._framed else ()
+        for name, before in (*changed, *self._before.items()):
+            if before is not None and name[0] in self._lasting:
                 self.left.setdefault(name, before)
+        if self.left:
+            self.left = {name: text for name, text in self.left.items() if self.text_of(name) is None}
         for key in self.dirty:
             if key in self.wanted:
                 self.written[key] = self.wanted[key]
             else:
                 self.written.pop(key, None)
-        self._framed = self.frame()
-        self.unknown = False
+        self._framed, self.unknown = frame, False
         for kept in (self.dirty, self._before, self._forms):
             kept.clear()
         if not self.wanted:

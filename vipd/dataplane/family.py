@@ -202,6 +202,8 @@ async def bisect(
 ) -> list[tuple[S, str]]:
     """Those of the suspects with which an attempt fails alone, and why; the attempts with all others have
     succeeded. An attempt that fails has no effect. Raises ApplyError that no rules are at fault for."""
+    if not suspects:
+        return []
     try:
         await attempt(suspects)
     except ApplyError as error:

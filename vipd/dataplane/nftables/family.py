@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TypeVar
@@ -43,6 +43,9 @@ from vipd.model.service import Family
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+
+Attempt = Callable[[Sequence[ForwardingKey]], Awaitable[None]]
+"""Writes some forwardings, or checks whether they are taken. Raises ApplyError."""
 
 FULL = 0.9
 """The part of a set of counts from which on status warns."""
@@ -182,19 +185,19 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
         to blame."""
         kernel = dict(await asyncio.to_thread(self._with_reader, self._read))
         plan, _ = self._plan_for(kernel)
+        attempt: Attempt = partial(self._attempt, kernel)
         if plan.replaces:
             # The old table serves until a new one is taken. A check misses some of what is refused.
             kernel, attempt = {}, partial(self._check_replacement, plan)
-        else:
-            attempt = partial(self._attempt, kernel)
         await attempt([])  # the frame: if that is refused, nobody is to blame
         suspects = await asyncio.to_thread(self._engine.keys_of, plan.change)
         self._log_search(error, suspects)
         refused = await bisect(suspects, attempt)
         if plan.replaces and not refused:
             kernel = await self._replace_by_frame(plan)
-            refused = await bisect(suspects, partial(self._attempt, kernel))
-        await self._set_aside(dict(refused), kernel)
+            attempt = partial(self._attempt, kernel)
+            refused = await bisect(suspects, attempt)
+        await self._set_aside(dict(refused), kernel, attempt)
         self._engine.unknown = True
         plan = await self.plan()
         try:
@@ -205,15 +208,30 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
             what = "what is left without the quarantined services is not taken"
             raise ApplyError("nft failed", f"{what}: {left.why}") from None
 
-    async def _set_aside(self, refused: Mapping[ForwardingKey, str], kernel: Objects) -> None:
+    async def _set_aside(
+        self, refused: Mapping[ForwardingKey, str], kernel: Objects, attempt: Attempt
+    ) -> None:
         """Quarantine these: what the kernel has stays. Where another program has deleted that, a backend that
         the forwarding has not any more must not come back."""
+        lost = []
         for key, why in refused.items():
             before, held = self._engine.written.get(key), self._engine.wanted.get(key)
-            own = self._engine.forms(key)[0].own
-            intact = all(kernel.get(name) == value for name, value in own.items())
-            self.desired.update(key, before if intact else without_removed(before, held))
+            if not self._has(kernel, key):
+                before = without_removed(before, held)
+                lost.append(key)
+            self.desired.update(key, before)
             self._quarantine_forwarding(key, held, why)
+        for key, _ in await bisect(lost, attempt):
+            self.desired.update(key, None)
+
+    def _has(self, kernel: Objects, key: ForwardingKey) -> bool:
+        """Whether the kernel has all that was last written of a forwarding."""
+        own, shared = self._engine.forms(key)[0]
+        texts = {**own, **{name: each.text for name, each in shared.items()}}
+        return all(
+            text is None or kernel.get(name) in (text, as_read(text) if name[0] == CHAIN else text)
+            for name, text in texts.items()
+        )
 
     async def _attempt(self, kernel: dict[ObjectId, str], keys: Sequence[ForwardingKey]) -> None:
         """Write what the kernel lacks of these forwardings; nothing is removed yet."""
@@ -329,7 +347,8 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
             return work(reader)
 
     def _read(self, reader: TableReader, doubted: Collection[str] | None = None) -> Objects:
-        """The objects in the kernel; none without a table. Elements are of sets in doubt; None: of all."""
+        """The objects in the kernel, none without a table; elements of sets in doubt (None: of all). A chain
+        has its wanted text, if the digests are those of that."""
         structure = reader.structure()
         if structure.comment is None:
             return {}
@@ -338,7 +357,9 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
         for name, chain in structure.chains.items():
             hook = f"{chain.hook[0]} {chain.hook[1]}" if chain.hook else ""
             in_doubt = doubted is not None and name in doubted
-            kernel[CHAIN, name] = "\n".join((hook, *((_IN_DOUBT,) if in_doubt else chain.rules)))
+            text = "\n".join((hook, *((_IN_DOUBT,) if in_doubt else chain.rules)))
+            wanted = self._engine.text_of((CHAIN, name))
+            kernel[CHAIN, name] = wanted if wanted is not None and as_read(wanted) == text else text
         to_read = [
             nft_set
             for nft_set in self.desired.element_sets()
@@ -375,14 +396,9 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
         if kernel and self._must_replace(kernel):
             change, _ = engine.compare({})
             return Plan(options, change, self.desired.sets, exists=False, obstacle=kernel), {}
-        known = {name: self._as_written(name, text) for name, text in kernel.items() if name != _TABLE}
+        known = {name: text for name, text in kernel.items() if name != _TABLE}
         change, left = engine.compare(known, covers)
         return Plan(options, change, self.desired.sets, exists=bool(kernel), parts_late=True), left
-
-    def _as_written(self, name: ObjectId, text: str) -> str:
-        """The text of a chain that is as wanted, as far as the kernel tells it."""
-        wanted = self._engine.text_of(name) if name[0] == CHAIN else None
-        return wanted if wanted is not None and as_read(wanted) == text else text
 
     def _must_replace(self, kernel: Objects) -> bool:
         """Whether this table cannot be repaired piece by piece."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
+from functools import partial
 
+from vipd.dataplane.engine import ObjectId
 from vipd.dataplane.nftables.base_chains import HOOKS
 from vipd.dataplane.nftables.layout import (
     REPLY_FRONTENDS,
@@ -30,11 +32,7 @@ def render(forwardings: Iterable[Forwarding], options: TableOptions) -> str:
     elements: dict[str, list[str]] = {}
     for (kind, key), value in objects.items():
         elements.setdefault(kind, []).append(f"{key} : {value}" if value else key)
-    frame = table.engine.frame()
-    sets = sorted(
-        (name for kind, name in objects if kind == SET),
-        key=lambda name: (0, "") if (SET, name) in frame else _rank(name),
-    )
+    sets = sorted((name for kind, name in objects if kind == SET), key=partial(_rank, table.engine.frame()))
     chains = {name: text.split("\n")[1:] for (kind, name), text in objects.items() if kind == CHAIN}
     parts = [f'\tcomment "{TABLE_COMMENT}"']
     parts += ["\n".join(_holder(table.sets[name], options, elements.get(name, ()))) for name in sets]
@@ -42,11 +40,13 @@ def render(forwardings: Iterable[Forwarding], options: TableOptions) -> str:
     return "\n\n".join([f"table {options.table} {{", *parts]).replace("{\n\n", "{\n", 1) + "\n}\n"
 
 
-def _rank(name: str) -> tuple[int, str]:
-    """The place of a set that exists only while it is used."""
-    if allowed_sources_named(name):
-        return 1, name
-    return (2 if name in (REPLY_SOURCES.name, REPLY_FRONTENDS.name) else 3), ""
+def _rank(frame: Container[ObjectId], name: str) -> tuple[int, str]:
+    """The place of a set: first those that always exist, then those of sources, replies and limits."""
+    if name in (REPLY_SOURCES.name, REPLY_FRONTENDS.name):
+        return 2, ""
+    if (SET, name) in frame:
+        return 0, ""
+    return (1, name) if allowed_sources_named(name) else (3, "")
 
 
 def _holder(holder: NftSet, options: TableOptions, elements: Sequence[str]) -> Iterator[str]:

@@ -43,7 +43,8 @@ ROOM = "room"
 LASTING = (CHAIN, SET, DISPATCH_MAP.name)
 """Kinds that are deleted later: before 6.2 the kernel may count a just deleted element as a reference."""
 _SLOTS = re.compile(r"-[0-9]+(?=-|$)")
-_REPLY_SETS = tuple(((SET, nft_set.name), nft_set) for nft_set in (REPLY_SOURCES, REPLY_FRONTENDS))
+_TAKEOVER = ("flow takeover", "")
+"""Stands for the rules for flows of other hosts."""
 
 
 class WantedTable:
@@ -134,10 +135,10 @@ class WantedTable:
         for address in fragment.pings:
             shared[PINGED.name, address] = PLAIN
         for endpoint, frontend in fragment.replies:
-            reply_sets = tuple((name, Shared(self._declared(nft_set))) for name, nft_set in _REPLY_SETS)
-            shared[REPLY_SOURCES.name, endpoint] = Shared("", reply_sets)
+            shared[REPLY_SOURCES.name, endpoint] = Shared("", ((_TAKEOVER, Shared(None)),))
             # Which of several frontends a reply belongs to is unknown: then there is none.
-            shared[REPLY_FRONTENDS.name, endpoint] = Shared(frontend)
+            way = REPLY_FRONTENDS.name, endpoint
+            shared[way] = Shared(None) if way in shared else Shared(frontend)
         return shared
 
     def _declared(self, nft_set: NftSet) -> str:
@@ -155,13 +156,17 @@ class WantedTable:
         return (CHAIN, chain.name), Shared(chain_text(chain.name, chain.rules(self.options)), tuple(required))
 
     def _frame(self, shared: Container[ObjectId]) -> Objects:
-        return self._fixed(_REPLY_SETS[0][0] in shared)
+        return self._fixed(_TAKEOVER in shared)
 
     def _compile_frame(self, takeover: bool) -> Objects:
         options = self.options
-        holders = fixed_sets(options.family, options.affinity_map_size if options.affinity else 0)
+        size = options.affinity_map_size if options.affinity else 0
+        declared = (
+            *fixed_sets(options.family, size),
+            *((REPLY_SOURCES, REPLY_FRONTENDS) if takeover else ()),
+        )
         sets = {
-            (SET, s.name): self._declared(s) for s in holders if options.affinity or s.name != AFFINITY_MAP
+            (SET, s.name): self._declared(s) for s in declared if options.affinity or s.name != AFFINITY_MAP
         }
         chains = {
             (CHAIN, name): chain_text(name, rules) for name, rules in fixed_chains(options, takeover).items()
