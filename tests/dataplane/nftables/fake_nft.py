@@ -62,10 +62,13 @@ class FakeNft:
         self.refused = ""
         """A text that is not taken in any rule or element that is added."""
         self.fails = False
+        self.started = 0
+        """How often it was run."""
         self.states: list[dict[str, FakeTable]] = []
         """What there was after each transaction."""
 
     async def __call__(self, argv: Sequence[str], stdin: str) -> ProgramResult:
+        self.started += 1
         if "--version" in argv:
             return ProgramResult(0, "nftables v1.0.6\n", "")
         if self.fails:
