@@ -941,7 +941,7 @@ def reached(table: str, client: str, addresses: tuple[str, ...], port: int) -> d
 
     found, rules = {}, parse_tables(table, family_of(client))
     for address in addresses:
-        outcomes = trace(rules, Packet(client, address, "tcp", port), Host(frozenset())).outcomes
+        outcomes = trace(rules, Packet(client, address, "tcp", port), Host(())).outcomes
         served = all(each.verdict is PacketVerdict.DELIVERED for each in outcomes)
         found[address] = frozenset(each.backend or "" for each in outcomes if served)
     return found

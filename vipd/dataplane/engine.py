@@ -106,8 +106,9 @@ class Engine(Generic[K, V]):
         before = self._compiled(key, self.wanted.get(key))
         self._use(after.shared.items(), 1)
         self._use(before.shared.items(), -1)
-        self.wanted.pop(key, None)
-        if value is not None:
+        if value is None:
+            self.wanted.pop(key, None)
+        else:
             self.wanted[key] = value
         self.dirty[key] = None
 
@@ -152,6 +153,8 @@ class Engine(Generic[K, V]):
     ) -> tuple[Difference, dict[ObjectId, str]]:
         """From what was read to what is wanted, and lasting objects that nothing wants. `covers` tells what
         has been read (None: everything); all else is as it was written. Changes nothing."""
+        if not kernel and covers is None:  # a load
+            return Difference({}, dict(self.objects())), {}
         change, rest = Difference(), dict(kernel)
         for name, text in self.objects():
             if covers is None or covers(name):
@@ -277,7 +280,7 @@ class Engine(Generic[K, V]):
         users = self._users
         for name, (text, requires) in shared:
             if name not in self._before:
-                self._before[name] = self._shared_text(name)
+                self._before[name] = self._shared_text(name) if name in users else None
             number = users[name] + change
             if number:
                 users[name] = number

@@ -87,7 +87,7 @@ def disturbed(dice: Random, nft: FakeNft) -> None:
     elements, chain = table.elements[dice.choice(sorted(table.sets))], dice.choice(sorted(table.chains))
     acts: list[Callable[[], object]] = [
         lambda: nft.tables.pop(name),
-        lambda: [rules.clear() for rules in table.rules.values()],
+        lambda: table.rules.update({each: [] for each in table.rules}),
         lambda: table.rules[chain].clear(),
         lambda: table.rules[chain].insert(0, "accept"),
         lambda: elements.clear(),

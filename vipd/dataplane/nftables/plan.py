@@ -8,8 +8,9 @@ what only a packet from before looks up. After each of them every packet finds a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from enum import IntEnum
 from itertools import islice
 from types import MappingProxyType
 
@@ -37,13 +38,37 @@ BATCH_ELEMENTS = 60_000
 """Elements in a transaction: nft takes some 1.5 KB of memory for each while it works."""
 ELEMENTS_A_COMMAND = 2000
 
-_STRUCTURE = frozenset((SET, CHAIN, DISPATCH_MAP.name))
-_EARLY = frozenset((HAIRPIN.name, NUMBER_TO_IPV6.name))
-"""Sets of shared elements that must be there before anything leads to them."""
-_LATE = frozenset((PINGED.name, CLAIMED.name, REPLY_SOURCES.name, REPLY_FRONTENDS.name))
-"""Sets of other shared elements."""
-_LEADING = frozenset((FRONTENDS.name, NODE_PORTS.name))
-"""Sets of the elements that packets meet first."""
+
+class Class(IntEnum):
+    """Classes of objects, in the order in which they are added."""
+
+    STRUCTURE = 0
+    """Sets, chains and their numbers: commands for nft."""
+    EARLY = 1
+    """Shared elements that must be there before anything leads to them."""
+    TARGETS = 2
+    """What rules look up last."""
+    LEADING = 3
+    """The elements that packets meet first."""
+    LATE = 4
+    """Other shared elements."""
+
+
+_CLASSES = {
+    **dict.fromkeys((SET, CHAIN, DISPATCH_MAP.name), Class.STRUCTURE),
+    **dict.fromkeys((HAIRPIN.name, NUMBER_TO_IPV6.name), Class.EARLY),
+    **dict.fromkeys((FRONTENDS.name, NODE_PORTS.name), Class.LEADING),
+    **dict.fromkeys((PINGED.name, CLAIMED.name, REPLY_SOURCES.name, REPLY_FRONTENDS.name), Class.LATE),
+}
+"""By kind; all others are targets."""
+
+
+def by_class(objects: Objects) -> list[dict[ObjectId, str]]:
+    """The objects of each class."""
+    parts: list[dict[ObjectId, str]] = [{} for _ in Class]
+    for name, text in objects.items():
+        parts[_CLASSES.get(name[0], Class.TARGETS)][name] = text
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +120,7 @@ class Plan:
             lines += [
                 f"{sign}{kind} {name}" + (f" : {value}" if value else "")
                 for (kind, name), value in objects.items()
-                if kind not in _STRUCTURE
+                if _CLASSES.get(kind) is not Class.STRUCTURE
             ]
         return "".join(f"{line}\n" for line in lines)
 
@@ -113,49 +138,41 @@ class Plan:
                 # Deleting a table empties its maps, but not its sets: a packet in it would count as one for
                 # an unused port. If it is dropped, its client retransmits.
                 yield Transaction(table, f"flush chain {table} {UNUSED}\nadd rule {table} {UNUSED} drop\n")
-            added = self._added(lambda kind: kind not in _STRUCTURE)
+            _, *elements = by_class(self.change.added)
+            added = {name: value for part in elements for name, value in part.items()}
             yield Transaction(table, f"delete table {table}\n{commands}", {}, added)
             return
         yield from self._in_order(commands)
 
     def _in_order(self, commands: str) -> Iterator[Transaction]:
-        table, change = self.options.table, self.change
-        early = self._added(lambda kind: kind in _EARLY)
-        first = self._replacing(early)
-        batches = [batch for batch in self._batches() if batch.size]
-        shared = _LATE | _EARLY
-        gone = {n: v for n, v in change.removed.items() if n[0] in shared and n not in early}
-        late = Transaction(table, "", gone, self._added(lambda kind: kind in _LATE))
+        _, early, targets, leading, late = by_class(self.change.added)
+        gone = {n: v for n, v in self.change.removed.items() if n not in self.change.added}
+        _, early_gone, parting, ways, late_gone = by_class(gone)
+        first, last = self._replacing(early), self._replacing(late, {**early_gone, **late_gone})
+        batches = list(self._batches(targets, leading, ways, {} if self.parts_late else parting))
         if batches and self._new_chains():
             # A packet that meets a new chain when it is written finds it empty, so nothing must lead there
             # yet; one that looks up its frontend before a transaction, and its claim after it, is refused.
-            parts = [replace(first, commands=commands), *batches, late]
+            parts = [replace(first, commands=commands), *batches, last]
         else:
-            parts = batches or [Transaction(table)]
+            parts = batches or [Transaction(self.options.table)]
             parts[0] = replace(first + parts[0], commands=commands)
-            parts[-1] += late
+            parts[-1] += last
         yield from (part for part in parts if part.commands or part.size)
 
-    def _batches(self) -> Iterator[Transaction]:
-        """The elements of forwardings: what is looked up last, then what leads there."""
-        added, removed = self.change.added, self.change.removed
-        shared = _STRUCTURE | _EARLY | _LATE
-        targets = {n: v for n, v in added.items() if n[0] not in shared and n[0] not in _LEADING}
-        leading = {n: v for n, v in added.items() if n[0] in _LEADING}
-        gone = {
-            n: v
-            for n, v in removed.items()
-            if n not in added and (n[0] in _LEADING or (n[0] not in shared and not self.parts_late))
-        }
-        if len(targets) + len(leading) + len(gone) <= BATCH_ELEMENTS:
-            yield self._replacing({**targets, **leading}, gone)
-            return
-        for part in (*_parts(targets), *_parts(leading)):
-            yield self._replacing(part)
-        ways = {n: v for n, v in gone.items() if n[0] in _LEADING}
-        rest = {n: v for n, v in gone.items() if n[0] not in _LEADING}
-        for part in (*_parts(ways), *_parts(rest)):
-            yield Transaction(self.options.table, "", part)
+    def _batches(
+        self, targets: Objects, leading: Objects, ways: Objects, rest: Objects
+    ) -> Iterator[Transaction]:
+        """The elements of forwardings: what is looked up last, what leads there, and what goes: ways there,
+        then the rest."""
+        size = len(targets) + len(leading) + len(ways) + len(rest)
+        if size > BATCH_ELEMENTS:
+            for part in (*_parts(targets), *_parts(leading)):
+                yield self._replacing(part)
+            for part in (*_parts(ways), *_parts(rest)):
+                yield Transaction(self.options.table, "", part)
+        elif size:
+            yield self._replacing({**targets, **leading}, {**ways, **rest})
 
     def _replacing(self, added: Objects, gone: Objects = MappingProxyType({})) -> Transaction:
         """The addition of elements in place of those with their keys, and the deletion of others."""
@@ -167,18 +184,14 @@ class Plan:
         """The transactions, for `nft -f -`, that come last: they delete elements which packets may have been
         about to look up."""
         if self.parts_late and not self.obstacle:
-            kept = _STRUCTURE | _EARLY | _LATE | _LEADING
             added = self.change.added
-            late = {n: v for n, v in self.change.removed.items() if n[0] not in kept and n not in added}
-            for part in _parts(late):
+            gone = {n: v for n, v in self.change.removed.items() if n not in added}
+            for part in _parts(by_class(gone)[Class.TARGETS]):
                 yield elements_text(self.options.table, part, {})
 
     def structure(self) -> dict[ObjectId, str]:
         """The objects that the commands of the first transaction write."""
-        return self._added(lambda kind: kind in _STRUCTURE)
-
-    def _added(self, is_part: Callable[[str], bool]) -> dict[ObjectId, str]:
-        return {name: value for name, value in self.change.added.items() if is_part(name[0])}
+        return by_class(self.change.added)[Class.STRUCTURE]
 
     def _new_chains(self) -> bool:
         removed = self.change.removed
