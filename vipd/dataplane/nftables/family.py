@@ -15,7 +15,13 @@ from typing import TypeVar
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.engine import Difference, ObjectId, Objects
-from vipd.dataplane.family import LARGE, FamilyProgrammer, bisect, without_removed
+from vipd.dataplane.family import (
+    LARGE,
+    FamilyProgrammer,
+    bisect,
+    without_former_frontends,
+    without_removed,
+)
 from vipd.dataplane.nftables.codec import deleted_counts, element_batch
 from vipd.dataplane.nftables.layout import (
     DISPATCH_MAP,
@@ -37,7 +43,7 @@ from vipd.host.netlink_socket import Sockets
 from vipd.host.process import Runner
 from vipd.host.settings.settings import Settings
 from vipd.model.flow_limits import Limit
-from vipd.model.forwarding import ForwardingKey
+from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family
 
 log = logging.getLogger(__name__)
@@ -211,12 +217,13 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
     async def _set_aside(
         self, refused: Mapping[ForwardingKey, str], kernel: Objects, attempt: Attempt
     ) -> None:
-        """Quarantine these: what the kernel has stays. Where another program has deleted that, a backend that
-        the forwarding has not any more must not come back."""
+        """Quarantine these: what the kernel has stays, but for frontends that they have not any more. Where
+        another program has deleted that, a backend that a forwarding has not any more must not come back."""
         lost = []
         for key, why in refused.items():
-            before, held = self._engine.written.get(key), self._engine.wanted.get(key)
-            if not self._has(kernel, key):
+            held = self._engine.wanted.get(key)
+            before = without_former_frontends(self._engine.written.get(key), held)
+            if before is None or not self._has(kernel, before):
                 before = without_removed(before, held)
                 lost.append(key)
             self.desired.update(key, before)
@@ -224,9 +231,9 @@ class FamilyTable(FamilyProgrammer[WantedTable, Plan]):
         for key, _ in await bisect(lost, attempt):
             self.desired.update(key, None)
 
-    def _has(self, kernel: Objects, key: ForwardingKey) -> bool:
-        """Whether the kernel has all that was last written of a forwarding."""
-        own, shared = self._engine.forms(key)[0]
+    def _has(self, kernel: Objects, forwarding: Forwarding) -> bool:
+        """Whether the kernel has all that a forwarding needs."""
+        own, shared = self.desired.compile(forwarding)
         texts = {**own, **{name: each.text for name, each in shared.items()}}
         return all(
             text is None or kernel.get(name) in (text, as_read(text) if name[0] == CHAIN else text)

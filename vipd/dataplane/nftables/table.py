@@ -57,7 +57,7 @@ class WantedTable:
         self._numbers = TableNumbers(options.family)
         self._chain = lru_cache(maxsize=4096)(self._compile_chain)
         self._fixed = lru_cache(maxsize=2)(self._compile_frame)
-        self.engine: Engine[ForwardingKey, Forwarding] = Engine(self._compile, self._frame, LASTING)
+        self.engine: Engine[ForwardingKey, Forwarding] = Engine(self.compile, self._frame, LASTING)
 
     def __len__(self) -> int:
         return len(self.engine.wanted)
@@ -92,6 +92,11 @@ class WantedTable:
         self._fixed.cache_clear()
         self.engine.changed_options()
 
+    def compile(self, forwarding: Forwarding) -> Compiled:
+        """The objects of one forwarding."""
+        fragment = compile_forwarding(forwarding, self.options, self._numbers)
+        return Compiled(fragment.elements, self._shared(fragment))
+
     def moves(self, key: ForwardingKey) -> bool:
         """Whether the chains of a changed forwarding look something else up than those that are written."""
         before, after = map(_kinds, self.engine.forms(key))
@@ -115,10 +120,6 @@ class WantedTable:
         for name, nft_set in self.sets.items():
             if not nft_set.dynamic_flags and self.engine.text_of((SET, name)) is not None:
                 yield nft_set
-
-    def _compile(self, forwarding: Forwarding) -> Compiled:
-        fragment = compile_forwarding(forwarding, self.options, self._numbers)
-        return Compiled(fragment.elements, self._shared(fragment))
 
     def _shared(self, fragment: Fragment) -> dict[ObjectId, Shared]:
         shared: dict[ObjectId, Shared] = dict(map(self._chain, fragment.chains))
