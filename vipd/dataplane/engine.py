@@ -91,8 +91,10 @@ class Engine(Generic[K, V]):
         """Names of kinds or objects that another program may have changed."""
         self._users: Counter[ObjectId] = Counter()
         """Numbers of users of wanted shared objects."""
-        self._texts: dict[ObjectId, Counter[str | None]] = {}
-        """Texts of those that have one, by users."""
+        self._texts: dict[ObjectId, str | None] = {}
+        """Texts of those that have one."""
+        self._disputed: dict[ObjectId, Counter[str | None]] = {}
+        """Numbers of users by text, where these differ."""
         self._before: dict[ObjectId, str | None] = {}
         """Shared objects with another number of users: their texts when all was last written."""
         self._framed: Objects = {}
@@ -251,17 +253,16 @@ class Engine(Generic[K, V]):
     def changed_options(self) -> None:
         """All values compile to something else from now on. What the kernel holds has to be read."""
         self._users.clear()
-        for known in (self._texts, self._before, self._forms, self.left):
+        for known in (self._texts, self._disputed, self._before, self._forms, self.left):
             known.clear()
         for key, value in self.wanted.items():
             self._use(self._compiled(key, value, keep=False).shared.items(), 1)
         self._framed, self.unknown = {}, True
 
     def _shared_text(self, name: ObjectId) -> str | None:
-        if name not in self._users:
+        if name not in self._users or name in self._disputed:
             return None
-        texts = self._texts.get(name, ("",))
-        return next(iter(texts)) if len(texts) == 1 else None
+        return self._texts.get(name, "")
 
     def _compiled(self, key: K, value: V | None, *, keep: bool = True) -> Compiled:
         if value is None:
@@ -286,16 +287,25 @@ class Engine(Generic[K, V]):
                 users[name] = number
             else:
                 del users[name]
-            if text != "":
-                self._use_text(name, text, change)
+            known = self._texts.get(name, "")
+            if known != text or (text != "" and number <= 1) or name in self._disputed:
+                self._use_text(name, text, change, number)
             came_or_went = number == (1 if change > 0 else 0)
             if requires and came_or_went:
                 self._use(requires, change)
 
-    def _use_text(self, name: ObjectId, text: str | None, change: int) -> None:
-        texts = self._texts.setdefault(name, Counter())
-        texts[text] += change
-        if not texts[text]:
-            del texts[text]
-        if not texts:
-            del self._texts[name]
+    def _use_text(self, name: ObjectId, text: str | None, change: int, users: int) -> None:
+        """One more or less of the users wants this text."""
+        known = self._texts.get(name, "")
+        if not users:
+            self._texts.pop(name, None)
+        elif users == 1 and change > 0:
+            self._texts[name] = text
+        elif name in self._disputed or known != text:
+            others = Counter({known: users - change})
+            texts = self._disputed.setdefault(name, others)
+            texts[text] += change
+            if not texts[text]:
+                del texts[text]
+            if len(texts) == 1:
+                (self._texts[name],) = self._disputed.pop(name)

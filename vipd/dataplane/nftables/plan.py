@@ -54,8 +54,9 @@ class Class(IntEnum):
     """Other shared elements."""
 
 
+_STRUCTURE = (SET, CHAIN, DISPATCH_MAP.name)
 _CLASSES = {
-    **dict.fromkeys((SET, CHAIN, DISPATCH_MAP.name), Class.STRUCTURE),
+    **dict.fromkeys(_STRUCTURE, Class.STRUCTURE),
     **dict.fromkeys((HAIRPIN.name, NUMBER_TO_IPV6.name), Class.EARLY),
     **dict.fromkeys((FRONTENDS.name, NODE_PORTS.name), Class.LEADING),
     **dict.fromkeys((PINGED.name, CLAIMED.name, REPLY_SOURCES.name, REPLY_FRONTENDS.name), Class.LATE),
@@ -115,12 +116,12 @@ class Plan:
 
     def __str__(self) -> str:
         lines = [f"delete table {self.options.table}"] if self.obstacle else []
-        lines += self._commands()
+        lines += self._commands(self.structure())
         for sign, objects in (("-", self.change.removed), ("+", self.change.added)):
             lines += [
                 f"{sign}{kind} {name}" + (f" : {value}" if value else "")
                 for (kind, name), value in objects.items()
-                if _CLASSES.get(kind) is not Class.STRUCTURE
+                if kind not in _STRUCTURE
             ]
         return "".join(f"{line}\n" for line in lines)
 
@@ -132,7 +133,8 @@ class Plan:
     def transactions(self) -> Iterator[Transaction]:
         """Each transaction but those of `parting`."""
         table = self.options.table
-        commands = "".join(f"{command}\n" for command in self._commands())
+        structure = self.structure()
+        commands = "".join(f"{command}\n" for command in self._commands(structure))
         if self.obstacle:
             if self.replaces and (CHAIN, UNUSED) in self.obstacle:
                 # Deleting a table empties its maps, but not its sets: a packet in it would count as one for
@@ -142,15 +144,15 @@ class Plan:
             added = {name: value for part in elements for name, value in part.items()}
             yield Transaction(table, f"delete table {table}\n{commands}", {}, added)
             return
-        yield from self._in_order(commands)
+        yield from self._in_order(commands, structure)
 
-    def _in_order(self, commands: str) -> Iterator[Transaction]:
+    def _in_order(self, commands: str, structure: Objects) -> Iterator[Transaction]:
         _, early, targets, leading, late = by_class(self.change.added)
         gone = {n: v for n, v in self.change.removed.items() if n not in self.change.added}
         _, early_gone, parting, ways, late_gone = by_class(gone)
         first, last = self._replacing(early), self._replacing(late, {**early_gone, **late_gone})
         batches = list(self._batches(targets, leading, ways, {} if self.parts_late else parting))
-        if batches and self._new_chains():
+        if batches and any(n[0] == CHAIN and n not in self.change.removed for n in structure):
             # A packet that meets a new chain when it is written finds it empty, so nothing must lead there
             # yet; one that looks up its frontend before a transaction, and its claim after it, is refused.
             parts = [replace(first, commands=commands), *batches, last]
@@ -177,7 +179,7 @@ class Plan:
     def _replacing(self, added: Objects, gone: Objects = MappingProxyType({})) -> Transaction:
         """The addition of elements in place of those with their keys, and the deletion of others."""
         removed = self.change.removed
-        replaced = {name: removed[name] for name in added if name in removed}
+        replaced = {name: removed[name] for name in added if name in removed} if removed else {}
         return Transaction(self.options.table, "", {**replaced, **gone}, added)
 
     def parting(self) -> Iterator[str]:
@@ -191,15 +193,11 @@ class Plan:
 
     def structure(self) -> dict[ObjectId, str]:
         """The objects that the commands of the first transaction write."""
-        return by_class(self.change.added)[Class.STRUCTURE]
+        return {name: text for name, text in self.change.added.items() if name[0] in _STRUCTURE}
 
-    def _new_chains(self) -> bool:
-        removed = self.change.removed
-        return any(kind == CHAIN and (kind, name) not in removed for kind, name in self.change.added)
-
-    def _commands(self) -> list[str]:
+    def _commands(self, added: Objects) -> list[str]:
         """Commands for the table, its sets, its chains and their numbers, as far as they are added."""
-        table, added, removed = self.options.table, self.change.added, self.change.removed
+        table, removed = self.options.table, self.change.removed
         if not added:
             return []
         commands = (
