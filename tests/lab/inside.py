@@ -963,6 +963,41 @@ class NotWrittenError(Exception):
     """vipd could not read or write the kernel's rules; its text is what the log and status say."""
 
 
+class ReadChain(NamedTuple):
+    """What a reader of tables says of a chain: number and priority of its hook, and comments of rules."""
+
+    hook: tuple[int, int] | None
+    rules: tuple[str, ...]
+
+
+class ReadTable(NamedTuple):
+    """What it says of a table besides its elements; None: there is none."""
+
+    comment: str | None
+    sets: Mapping[str, str]
+    chains: Mapping[str, ReadChain]
+
+
+def reading_from(make_reader: Callable[..., object]) -> AbstractContextManager[object]:
+    """While it is entered, the nftables dataplane reads tables by what `make_reader` returns, with methods
+    `structure`, `elements` and `table_flags`."""
+    return mock.patch("vipd.dataplane.nftables.family.TableReader", make_reader)
+
+
+@lru_cache(maxsize=64)
+def reached(table: str, client: str, addresses: tuple[str, ...], port: int) -> dict[str, frozenset[str]]:
+    """The backends that flows from a client get to by a table as nft lists it, by address; none where some
+    flow is refused, dropped or not translated."""
+    from vipd.observe.simulator import Host, Packet, PacketVerdict, parse_tables, trace
+
+    found, rules = {}, parse_tables(table, family_of(client))
+    for address in addresses:
+        outcomes = trace(rules, Packet(client, address, "tcp", port), Host(())).outcomes
+        served = all(each.verdict is PacketVerdict.DELIVERED for each in outcomes)
+        found[address] = frozenset(each.backend or "" for each in outcomes if served)
+    return found
+
+
 class Heard(NamedTuple):
     """One report of changes that other programs made to vipd's rules."""
 

@@ -108,9 +108,21 @@ TARGETS = (
     ),
     Target(
         "nftables",
-        _in("vipd/dataplane/nftables", "compile", "chains", "balance_chain", "base_chains", "plan"),
+        (
+            "vipd/dataplane/engine.py",
+            *_in(
+                "vipd/dataplane/nftables",
+                "compile",
+                "chains",
+                "balance_chain",
+                "base_chains",
+                "table",
+                "plan",
+            ),
+        ),
         _tests(
-            "dataplane/nftables/test_shape dataplane/nftables/test_slots dataplane/test_one_of_each "
+            "dataplane/nftables/test_prefixes dataplane/nftables/test_shape dataplane/nftables/test_slots "
+            "dataplane/test_one_of_each "
             "dataplane/test_programs observe/explain/test_golden observe/explain/test_explain "
             "observe/explain/test_dataplanes_agree"
         ),

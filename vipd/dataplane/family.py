@@ -197,11 +197,31 @@ def without_removed(before: Forwarding | None, wanted: Forwarding | None) -> For
     )
 
 
+def without_former_frontends(before: Forwarding | None, wanted: Forwarding | None) -> Forwarding | None:
+    """An earlier form with those of its frontends alone that the wanted one has, too: any other may be
+    another service's by now. None: there is none."""
+    if before is None or wanted is None:
+        return None
+    same_port = before.port == wanted.port
+    outside = {each.address for each in wanted.external_addresses}
+    kept = replace(
+        before,
+        addresses=tuple(each for each in before.addresses if same_port and each in wanted.addresses),
+        external_addresses=tuple(
+            each for each in before.external_addresses if same_port and each.address in outside
+        ),
+        node_port=before.node_port if before.node_port == wanted.node_port else None,
+    )
+    return kept if kept.addresses or kept.externally_exposed else None
+
+
 async def bisect(
     suspects: Sequence[S], attempt: Callable[[Sequence[S]], Awaitable[None]]
 ) -> list[tuple[S, str]]:
     """Those of the suspects with which an attempt fails alone, and why; the attempts with all others have
     succeeded. An attempt that fails has no effect. Raises ApplyError that no rules are at fault for."""
+    if not suspects:
+        return []
     try:
         await attempt(suspects)
     except ApplyError as error:

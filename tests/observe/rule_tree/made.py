@@ -12,7 +12,7 @@ from vipd.dataplane.iptables.saved_rules import read_tables
 from vipd.dataplane.nftables.layout import fixed_sets
 from vipd.dataplane.nftables.options import TableOptions
 from vipd.dataplane.nftables.render import render as render_table
-from vipd.dataplane.nftables.table import DesiredTable
+from vipd.dataplane.nftables.table import CHAIN, SET, WantedTable
 from vipd.model.forwarding import Forwarding
 from vipd.model.service import Affinity, Backend, Family, Protocol, Service, ServicePort
 from vipd.observe.rule_tree.iptables_tree import IptablesRules
@@ -37,13 +37,13 @@ def table(found: Iterable[Forwarding], family: Family) -> TableReading:
     """A table of the nftables dataplane that holds just these."""
     options = TableOptions(family)
     chosen = [forwarding for forwarding in found if forwarding.key.family is family]
-    wanted = DesiredTable(options)
+    wanted = WantedTable(options)
     for forwarding in chosen:
         wanted.update(forwarding.key, forwarding)
     names = (holder.name for holder in fixed_sets(family, 1000) if holder.name != "pins")
     elements: dict[str, dict[str, str]] = {name: {} for name in names}
-    elements["handlers"] = dict(wanted.structure().dispatch_map)
-    for slot, value in wanted.elements():
-        elements.setdefault(slot.set_name, {})[slot.key] = value
+    for (kind, key), value in wanted.engine.objects():
+        if kind not in (CHAIN, SET):
+            elements.setdefault(kind, {})[key] = value
     chains = read_table_rules(render_table(chosen, options))
     return TableReading(family, options.table, chains, elements, {}, {})

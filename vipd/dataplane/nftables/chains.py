@@ -8,7 +8,7 @@ Most of these chains lead to a `BalanceChain`, or to the `LimitChain` before one
 
 from __future__ import annotations
 
-from collections.abc import Container, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from itertools import count
@@ -270,9 +270,9 @@ class TableNumbers:
             self._displaced[name] = number
         return number
 
-    def keep_chains(self, chains: Container[str]) -> None:
-        """Drop the numbers of all chains except these."""
-        self._chains = {chain: number for chain, number in self._chains.items() if chain in chains}
+    def keep_chains(self, is_wanted: Callable[[str], bool]) -> None:
+        """Drop the numbers of all other chains."""
+        self._chains = {chain: number for chain, number in self._chains.items() if is_wanted(chain)}
         self._chains_taken = set(self._chains.values())
 
     def drop_service(self, name: str) -> None:
@@ -292,13 +292,6 @@ class TableNumbers:
 def limits_sources(chain: str) -> bool:
     """Whether this is the name of a `SourceRangeChain` chain."""
     return chain.partition("-")[0] == _SOURCE_RANGE_PREFIX
-
-
-def closure(chain: Chain) -> Iterator[Chain]:
-    """A chain and all chains that it leads to, directly or through others."""
-    yield chain
-    for needed in chain.targets():
-        yield from closure(needed)
 
 
 def _mark(options: TableOptions) -> str:

@@ -14,7 +14,7 @@ from itertools import count, islice, starmap
 from operator import call
 from typing import NamedTuple
 
-from vipd.dataplane.nftables.compile import ElementKey
+from vipd.dataplane.engine import ObjectId
 from vipd.dataplane.nftables.layout import Field, NftSet
 from vipd.host.netlink import (
     ACKNOWLEDGE,
@@ -78,8 +78,8 @@ def element_batch(
     table: str,
     family: Family,
     holders: Mapping[str, NftSet],
-    deleted: Iterable[tuple[ElementKey, str]],
-    added: Iterable[tuple[ElementKey, str]],
+    deleted: Iterable[tuple[ObjectId, str]],
+    added: Iterable[tuple[ObjectId, str]],
     *,
     echo: bool = False,
 ) -> bytes:
@@ -105,7 +105,7 @@ def element_batch(
 
 
 def _by_holder(
-    elements: Iterable[tuple[ElementKey, str]], holders: Mapping[str, NftSet], family: Family, *, values: bool
+    elements: Iterable[tuple[ObjectId, str]], holders: Mapping[str, NftSet], family: Family, *, values: bool
 ) -> Iterator[tuple[str, list[bytes]]]:
     """The encoded elements of each holder, at most as many as one message takes; with or without their
     values."""
@@ -157,7 +157,7 @@ def comment(user_data: bytes | None, kind: int = 0) -> str:
     return ""
 
 
-def elements(body: bytes, holder: NftSet, family: Family) -> Iterator[tuple[ElementKey, str]]:
+def elements(body: bytes, holder: NftSet, family: Family) -> Iterator[tuple[ObjectId, str]]:
     """The elements in one answer, as text. Raises MalformedMessageError."""
     key_of, value_of = _reader(holder.key, family), _reader(holder.value, family)
     for element in element_attributes(body):
@@ -165,7 +165,7 @@ def elements(body: bytes, holder: NftSet, family: Family) -> Iterator[tuple[Elem
         if key is None:
             raise MalformedMessageError(f"an element of {holder.name} without a key")
         value = value_of(element[2]) if holder.value and 2 in element else ""
-        yield ElementKey(holder.name, key_of(key)), value
+        yield (holder.name, key_of(key)), value
 
 
 def element_attributes(body: bytes) -> Iterator[dict[int, bytes]]:

@@ -5,14 +5,13 @@ The decisions are kube-proxy's, contract sections 1.4 to 1.6, as in the iptables
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
 from ipaddress import IPv4Network, IPv6Network, ip_network
-from typing import NamedTuple
 
+from vipd.dataplane.engine import ObjectId
 from vipd.dataplane.nftables.balance_chain import BalanceChain
 from vipd.dataplane.nftables.chains import (
     Chain,
@@ -43,8 +42,6 @@ from vipd.model.service import Balance, ExternalAddress, Masquerade, RejectActio
 
 Network = IPv4Network | IPv6Network
 
-_NUMBER = re.compile(r"-[0-9]+(?=-|$)")
-
 _balance_chain = lru_cache(maxsize=1024)(BalanceChain)
 _masquerade_chain = lru_cache(maxsize=1024)(MasqueradeChain)
 """Most forwardings have equal chains."""
@@ -53,18 +50,11 @@ NUMBER_BITS = 23
 """Bits of an endpoint's number."""
 
 
-class ElementKey(NamedTuple):
-    """Identifies an element: its holder and its key."""
-
-    set_name: str
-    key: str
-
-
 @dataclass(slots=True)
 class Fragment:
     """One forwarding's part of the table."""
 
-    elements: dict[ElementKey, str] = field(default_factory=dict)
+    elements: dict[ObjectId, str] = field(default_factory=dict)
     """Its own elements: place -> value."""
     chains: dict[Chain, None] = field(default_factory=dict)
     """The chains that its elements lead to."""
@@ -81,14 +71,6 @@ class Fragment:
 
     replies: frozenset[tuple[str, str]] = frozenset()
     """Endpoint and frontend, for those whose replies continue flows of other hosts."""
-
-    def kinds(self) -> frozenset[str]:
-        """What its chains look up: their names without numbers of slots.
-
-        If these stay, a packet in the chains from before the change finds elements from after
-        it."""
-        words = {_NUMBER.sub("", chain.name) for chain in self.chains}
-        return frozenset({*words, *(source_set.name for source_set in self.source_sets)})
 
 
 def compile_forwarding(forwarding: Forwarding, options: TableOptions, numbers: TableNumbers) -> Fragment:
@@ -174,14 +156,14 @@ class _Compilation:
 
     def _reset(self) -> None:
         for address in self._f.addresses:
-            self._found.elements[ElementKey(FRONTENDS.name, self._frontend(address))] = self._dispatch_number(
+            self._found.elements[FRONTENDS.name, self._frontend(address)] = self._dispatch_number(
                 ResetChain()
             )
         if self._f.node_port:
             chain = ResetChain(FrontendKind.NODE)
             self._found.chains[chain] = None
             frontend = f"{self._f.key.protocol} . {self._f.node_port}"
-            self._found.elements[ElementKey(NODE_PORTS.name, frontend)] = f"jump {chain.name}"
+            self._found.elements[NODE_PORTS.name, frontend] = f"jump {chain.name}"
 
     def _internal(self) -> Chain:
         """The chain for flows to an address of the service."""
@@ -200,7 +182,7 @@ class _Compilation:
             frontend = self._frontend(address)
             own = (ip_network(address),) if f.allow_host_inside else ()
             entry = self._source_range_chain((*networks, *own), frontend, chain) if networks else chain
-            self._found.elements[ElementKey(FRONTENDS.name, frontend)] = self._dispatch_number(entry)
+            self._found.elements[FRONTENDS.name, frontend] = self._dispatch_number(entry)
             self._fill(FrontendKind.ADDRESS, frontend, policy)
 
     def _outside(self, external: ExternalAddress) -> None:
@@ -210,7 +192,7 @@ class _Compilation:
         if f.has_endpoints and networks:
             own = (ip_network(external.address),) if f.allow_host else ()
             chain = self._source_range_chain((*networks, *own), frontend, chain)
-        self._found.elements[ElementKey(FRONTENDS.name, frontend)] = self._dispatch_number(chain)
+        self._found.elements[FRONTENDS.name, frontend] = self._dispatch_number(chain)
         if f.has_endpoints:
             self._fill_outside(FrontendKind.ADDRESS, frontend)
 
@@ -226,7 +208,7 @@ class _Compilation:
         for network in networks:
             source_set = allowed_sources(network.prefixlen, kind)
             self._found.source_sets.add(source_set)
-            source = ElementKey(source_set.name, f"{network.network_address} . {frontend}")
+            source = (source_set.name, f"{network.network_address} . {frontend}")
             self._found.elements[source] = f"goto {onward.name}"
         return SourceRangeChain(tuple(sorted({network.prefixlen for network in networks})), kind)
 
@@ -241,7 +223,7 @@ class _Compilation:
             gate = NodePortChain(limited, chain if self._f.allow_host_inside else None)
         self._found.chains[gate] = None
         # Other packets return to the dispatch.
-        self._found.elements[ElementKey(NODE_PORTS.name, frontend)] = f"jump {gate.name}"
+        self._found.elements[NODE_PORTS.name, frontend] = f"jump {gate.name}"
         if self._f.has_endpoints:
             self._fill_outside(FrontendKind.NODE, frontend)
 
@@ -302,16 +284,14 @@ class _Compilation:
         holder = place.endpoints.name
         if self._timeout() is not None or self._limits:
             number = self._table_numbers.service(service_name(self._f.key))
-            elements[ElementKey(place.service_numbers.name, frontend)] = number
+            elements[place.service_numbers.name, frontend] = number
         if self._timeout() is not None:
             numbers = [number_address(family, self._numbers[endpoint[:2]]) for endpoint in everyone]
             for number, text in zip(numbers, texts, strict=True):
-                elements[ElementKey(place.numbered_endpoints(local).name, f"{frontend} . {number}")] = text
+                elements[place.numbered_endpoints(local).name, f"{frontend} . {number}"] = text
             holder, texts = place.slot_endpoints.name, numbers
         for slot, index in enumerate(_slots(self._f, policy)):
-            elements[ElementKey(holder, f"{frontend} . {number_address(family, slot + offset)}")] = texts[
-                index
-            ]
+            elements[(holder, f"{frontend} . {number_address(family, slot + offset)}")] = texts[index]
 
     def _timeout(self) -> int | None:
         return self._f.affinity_timeout if self._options.affinity else None

@@ -21,6 +21,10 @@ Rules = tuple[str, ...]
 FORMAT = 3
 """Format of the whole table. A table of another format is replaced in one transaction."""
 
+COMMENT_START = "vipd format "
+TABLE_COMMENT = f"{COMMENT_START}{FORMAT}"
+"""Identifies a table as vipd's, and its format."""
+
 RESERVED = {Family.IPV4: "0.0.0.0/8", Family.IPV6: "100::/64"}
 """Addresses that represent slots and endpoints' numbers: no host uses them."""
 LOCAL_OFFSET = 1 << 16
@@ -115,6 +119,7 @@ NUMBER_TO_IPV6 = NftSet("numbers", (Field.NUMBER,), (Field.ADDRESS,))
 UNUSED = "unused"
 """The chain that refuses packets for a virtual IP and no service."""
 
+AFFINITY_MAP = "pins"
 _DYNAMIC_FLAGS = "dynamic,timeout"
 
 
@@ -124,7 +129,7 @@ def affinity_map(family: Family, size: int) -> NftSet:
     IPv6 keys are two hashes of those: nft 1.0.6 aborts on dynamic maps with keys of more than 16 bytes.
     """
     part = Field.ADDRESS if family is Family.IPV4 else Field.NUMBER
-    return NftSet("pins", (part, part), (Field.ADDRESS,), _DYNAMIC_FLAGS, size)
+    return NftSet(AFFINITY_MAP, (part, part), (Field.ADDRESS,), _DYNAMIC_FLAGS, size)
 
 
 FLOWS = NftSet("flows", (*_FRONTEND, *_ENDPOINT), dynamic_flags="dynamic", size=1_000_000)

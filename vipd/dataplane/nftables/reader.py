@@ -5,16 +5,15 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from types import TracebackType
 from typing import NamedTuple
 
 from vipd.dataplane.base import ApplyError
+from vipd.dataplane.engine import ObjectId
 from vipd.dataplane.nftables import codec
 from vipd.dataplane.nftables.codec import FAMILIES
-from vipd.dataplane.nftables.compile import ElementKey
-from vipd.dataplane.nftables.layout import DISPATCH_MAP, NftSet
-from vipd.dataplane.nftables.plan import FoundChain, Installed
+from vipd.dataplane.nftables.layout import NftSet
 from vipd.dataplane.programs import local_limit_hint
 from vipd.host import netlink_socket
 from vipd.host.netlink import MalformedMessageError, attributes, text
@@ -43,6 +42,23 @@ class BaseChain(NamedTuple):
     """Its policy; the other one is to drop."""
 
 
+class ReadChain(NamedTuple):
+    """A chain as read: its hook (number and priority), and the comments of its rules."""
+
+    hook: tuple[int, int] | None
+    rules: tuple[str, ...]
+
+
+class Structure(NamedTuple):
+    """A table as read, without elements."""
+
+    comment: str | None
+    """None: there is no table."""
+    sets: Mapping[str, str]
+    """The comment of each set and map, but those within rules."""
+    chains: Mapping[str, ReadChain]
+
+
 class TableReader:
     """Reads one table of one family. A context manager; each method may raise ApplyError."""
 
@@ -65,40 +81,29 @@ class TableReader:
     ) -> None:
         self._socket.close()
 
-    def structure(self) -> Installed:
-        """Everything besides the elements of services."""
+    def structure(self) -> Structure:
+        """Everything besides the elements."""
         with self.understood():
-            return self._structure()
-
-    def _structure(self) -> Installed:
-        tables = [t for t in self._dump(codec.GET_TABLE) if text(t.get(1)) == self._table]
-        if not tables:
-            return Installed()
-        found = Installed(codec.comment(tables[0].get(6)), self._holders())
-        if found.sets.get(DISPATCH_MAP.name) == DISPATCH_MAP.digest(self._of):
-            found.dispatch_map = {
-                slot.key: verdict for slot, verdict in self.elements([DISPATCH_MAP]).items()
+            tables = [t for t in self._dump(codec.GET_TABLE) if text(t.get(1)) == self._table]
+            if not tables:
+                return Structure(None, {}, {})
+            sets = {
+                name: codec.comment(each.get(13), _COMMENT_OF_SET)
+                for each in self._dump(codec.GET_SET, self._table)
+                if text(each.get(1)) == self._table and not (name := text(each.get(2))).startswith(_ANONYMOUS)
             }
-        rules: dict[str, list[str]] = {}
-        for each in self._dump(codec.GET_RULE, self._table):
-            if text(each.get(1)) == self._table:
-                rules.setdefault(text(each.get(2)), []).append(codec.comment(each.get(7)))
-        for each in self._dump(codec.GET_CHAIN):
-            if text(each.get(1)) == self._table:
-                name = text(each.get(3))
-                found.chains[name] = FoundChain(_hook(each.get(4)), tuple(rules.get(name, ())))
-        return found
+            rules: dict[str, list[str]] = {}
+            for each in self._dump(codec.GET_RULE, self._table):
+                if text(each.get(1)) == self._table:
+                    rules.setdefault(text(each.get(2)), []).append(codec.comment(each.get(7)))
+            chains = {
+                name: ReadChain(_hook(each.get(4)), tuple(rules.get(name, ())))
+                for each in self._dump(codec.GET_CHAIN)
+                if text(each.get(1)) == self._table and (name := text(each.get(3)))
+            }
+            return Structure(codec.comment(tables[0].get(6)), sets, chains)
 
-    def _holders(self) -> dict[str, str]:
-        """Digest of each map and set, but those within rules."""
-        found = {}
-        for each in self._dump(codec.GET_SET, self._table):
-            name = text(each.get(2))
-            if text(each.get(1)) == self._table and not name.startswith(_ANONYMOUS):
-                found[name] = codec.comment(each.get(13), _COMMENT_OF_SET)
-        return found
-
-    def elements(self, holders: Collection[NftSet]) -> dict[ElementKey, str]:
+    def elements(self, holders: Collection[NftSet]) -> dict[ObjectId, str]:
         """Every element of some holders, as text."""
         with self.understood():
             return {

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.nftables.base_chains import ENTRANCES
+from vipd.dataplane.nftables.layout import COMMENT_START
 from vipd.dataplane.nftables.options import TableOptions, table_name
-from vipd.dataplane.nftables.plan import COMMENT_START, Installed
-from vipd.dataplane.nftables.reader import TableReader
+from vipd.dataplane.nftables.reader import Structure, TableReader
 from vipd.dataplane.nftables.tools import apply_transaction
 from vipd.host.netlink_socket import OpenSocket, open_netlink
 from vipd.host.process import Runner
@@ -70,6 +70,6 @@ async def remove(leftovers: Iterable[Leftover], run: Runner) -> None:
             raise ApplyError(what, f"{error.what}: {error.why}", error.hint) from None
 
 
-def _look(family: Family, table: str, open_socket: OpenSocket) -> Installed:
+def _look(family: Family, table: str, open_socket: OpenSocket) -> Structure:
     with TableReader(family, table, open_socket) as reader:
         return reader.structure()

@@ -8,7 +8,7 @@ from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.saved_rules import listed_rules
 from vipd.dataplane.iptables.tools import LOCK_WAIT_SECONDS, find_tools
 from vipd.dataplane.nftables import codec
-from vipd.dataplane.nftables.plan import COMMENT_START
+from vipd.dataplane.nftables.layout import COMMENT_START
 from vipd.dataplane.nftables.saved_table import read_chains
 from vipd.host.netlink import MalformedMessageError, attributes, text
 from vipd.host.netlink_socket import open_netlink, read_whole

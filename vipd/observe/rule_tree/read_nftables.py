@@ -9,9 +9,15 @@ from collections.abc import Iterator
 from vipd.dataplane.base import ApplyError
 from vipd.dataplane.iptables.saved_rules import Count
 from vipd.dataplane.nftables import codec
-from vipd.dataplane.nftables.layout import FLOWS, NftSet, allowed_sources_named, fixed_sets
+from vipd.dataplane.nftables.layout import (
+    AFFINITY_MAP,
+    COMMENT_START,
+    FLOWS,
+    NftSet,
+    allowed_sources_named,
+    fixed_sets,
+)
 from vipd.dataplane.nftables.options import DEFAULT_AFFINITY_MAP_SIZE, TableOptions
-from vipd.dataplane.nftables.plan import COMMENT_START
 from vipd.dataplane.nftables.reader import TableReader
 from vipd.dataplane.programs import finish
 from vipd.host.netlink import attributes, text
@@ -19,7 +25,6 @@ from vipd.host.process import Runner
 from vipd.model.service import Family
 from vipd.observe.rule_tree.nftables_table import TableReading, read_table_rules
 
-AFFINITY_MAP = "pins"
 _COUNTER, _COUNTERS = 7, 11
 """NFTA_SET_ELEM_EXPR, and since 5.11 a list of them."""
 
@@ -56,8 +61,9 @@ def _read_elements(family: Family, table: str) -> _Elements | None:
         known = [h for h in fixed_sets(family, DEFAULT_AFFINITY_MAP_SIZE) if h.name in there.sets]
         known += filter(None, map(allowed_sources_named, there.sets))
         found: dict[str, dict[str, str]] = defaultdict(dict)
-        for slot, value in reader.elements([holder for holder in known if not holder.dynamic_flags]).items():
-            found[slot.set_name][slot.key] = value
+        read = reader.elements([holder for holder in known if not holder.dynamic_flags])
+        for (name, key), value in read.items():
+            found[name][key] = value
         if FLOWS.name in there.sets:
             found.setdefault(FLOWS.name, {})
         flows = reader.counts(FLOWS) if FLOWS.name in there.sets else {}
