@@ -114,9 +114,12 @@ class FleetMember:
             await self._heartbeat.close()
         await self._client.close()
 
-    async def wait_for_etcd(self) -> None:
-        """Wait briefly for etcd, if no earlier run saved a state; log it if etcd does not answer."""
-        if not await self.source.wait_ready(FIRST_ANSWER_SECONDS):
+    async def wait_for_etcd(self, *, answer: bool = False) -> None:
+        """Wait briefly for etcd, if no earlier run saved a state, or if its `answer` is wanted all the same;
+        log it if etcd does not answer."""
+        if await self.source.wait_ready(FIRST_ANSWER_SECONDS, answer=answer):
+            self.overrides.refresh()
+        else:
             log.warning(
                 "etcd has not answered and nothing is known of it from an earlier run: what files and vipctl "
                 "declare serves alone until it does; %s",

@@ -183,7 +183,7 @@ async def _following_etcd(parts: Parts) -> AsyncIterator[None]:
     work = parts.fleet.loops(parts.reconciler, report=False)
     following = [asyncio.create_task(parts.supervisor.run(name, loop)) for name, loop in work.items()]
     try:
-        await parts.fleet.wait_for_etcd()
+        await parts.fleet.wait_for_etcd(answer=True)
         yield
     finally:
         for task in following:

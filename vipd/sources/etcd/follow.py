@@ -128,13 +128,13 @@ class EtcdSource:
             self._changed.clear()
             yield
 
-    async def wait_ready(self, timeout: float) -> bool:
-        """Wait until there is a state, from disk or from etcd; False if there is none in time."""
-        if self.keys.cluster:
-            return True
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._listed.wait(), timeout)
-        return self._listed.is_set()
+    async def wait_ready(self, timeout: float, *, answer: bool = False) -> bool:
+        """Wait until there is a state, from disk or from etcd; False if there is none in time. `answer`: wait
+        for that of etcd; one from disk serves if it does not come in time."""
+        if answer or not self.keys.cluster:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._listed.wait(), timeout)
+        return self._listed.is_set() or bool(self.keys.cluster)
 
     @property
     def fault(self) -> str:
