@@ -16,9 +16,12 @@ from hypothesis import strategies as st
 from tests.dataplane.conntrack.forwardings import forwarding
 from vipd.dataplane.counting import BackendKey, RefusedKey
 from vipd.dataplane.iptables.counters.counter_deltas import CounterDeltas
-from vipd.dataplane.iptables.counters.messages import Counted
+from vipd.dataplane.iptables.counters.messages import TABLE_DELETED, Counted, RuleMessages, TableGone
+from vipd.dataplane.iptables.counters.reading import read_saved_counts
+from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
 from vipd.dataplane.nftables.layout import NftSet
+from vipd.host.netlink import attribute, message, nfgenmsg
 from vipd.model.flow_limits import Limit
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
@@ -105,6 +108,20 @@ def test_rules_that_are_rewritten_all_the_time_or_are_gone_are_few_and_none_coun
     for _ in range(5):
         deltas.drop_unseen(Family.IPV4, deltas.read_all(Family.IPV4))
     assert deltas.saved_state() == []
+
+
+def test_a_table_that_is_gone_is_told() -> None:
+    """Of rules that are gone, and of their counts: test_new_flows.py."""
+    told = message(TABLE_DELETED, 0, 0, nfgenmsg(10) + attribute(1, b"nat\0"))
+    assert list(RuleMessages(Names("VIPD")).ended(told)) == [TableGone(Family.IPV6)]
+
+
+def test_saved_rules_of_limits_are_read() -> None:
+    """Of backends: test_legacy.py."""
+    chain, limits = CHAIN.replace("SEP", "LIM"), {"connections": 6, "connections_per_client": 5}
+    lines = (f'[{n}:1] -A {chain} -m comment --comment "web over {x}" -j ACCEPT' for x, n in limits.items())
+    found = read_saved_counts("\n".join(["*nat", *lines, "COMMIT"]), Family.IPV4, Names("VIPD"))
+    assert found == [Counted(Family.IPV4, f"{chain} {x}", 0, n) for x, n in limits.items()]
 
 
 class PlayedTable:
