@@ -7,25 +7,17 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
 import vipd
 from tests.cli.fake_daemon import FakeDaemon, fake_daemon
 from tests.lab import inside
+from tests.observe.resident import Ended
 
 ROOT = Path(vipd.__file__).parents[1]
 OWN_ENVIRONMENT = ("NO_COLOR", "COLUMNS", "PYTHONUNBUFFERED")
 """Variables of whoever runs the tests that would change what a command line prints, or when."""
-
-
-class Ended(NamedTuple):
-    """How a command line ended."""
-
-    code: int
-    out: str
-    err: str
 
 
 Vipctl = Callable[..., Ended]

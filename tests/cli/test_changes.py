@@ -3,17 +3,34 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from tests.cli.saying import Say, conversation
-from tests.lab.inside import Vipd
+from tests.lab.inside import Output, Vipd, running
 from tests.lab.stories import story_of
 
 Json = dict[str, Any]
+Say = Callable[[str], Awaitable[Output]]
+Story = Callable[[Vipd, Say], Awaitable[None]]
 WEB = "add 10.96.0.11:80/tcp 10.244.0.7 --name web --check tcp"
+
+
+def conversation(
+    story: Story, prepare: Callable[[Vipd], object] = lambda vipd: None, **settings: Any
+) -> None:
+    """Run a story beside a vipd; it says lines such as `list -o name`."""
+
+    async def whole(vipd: Vipd) -> None:
+        async def say(line: str) -> Output:
+            return await vipd.vipctl(*shlex.split(line))
+
+        await story(vipd, say)
+
+    running(whole, prepare, None, simulated=False, **settings)
 
 
 async def exported(vipd: Vipd) -> list[Json]:

@@ -244,20 +244,10 @@ def test_networks_hold_their_first_and_last_address() -> None:
 
 SSHD = ("tcp", "0.0.0.0", 22, "the SSH server of this host", True)
 FACTS: dict[str, tuple[Json, Json, str]] = {
-    "a gateway": (
-        {"address": "10.0.1.1"},
-        {"gateways": {"10.0.1.1": "eth0"}},
-        "web: 10.0.1.1 is a gateway of this host, on eth0; choose an address that no host has: what this",
-    ),
     "a broadcast address": (
         {"address": "10.0.1.255"},
         {"reserved_addresses": {"10.0.1.255": "the broadcast address of 10.0.1.0/24 on eth0"}},
         "web: 10.0.1.255 is the broadcast address",
-    ),
-    "an address of etcd": (
-        {"address": "10.0.1.9"},
-        {"etcd_servers": frozenset({"10.0.1.9"})},
-        "web: 10.0.1.9 is an address of etcd, which feeds this host",
     ),
     "the SSH server": (
         node_port(22),

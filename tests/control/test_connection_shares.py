@@ -15,7 +15,6 @@ from vipd.control.connection_shares import (
     RESOLUTION,
     BackendLoad,
     ShareState,
-    full_backends,
     next_state,
 )
 
@@ -155,17 +154,6 @@ def test_a_backend_that_recovers_gets_its_share_back() -> None:
         state = next_state(state, {"a": BackendLoad(1, 0), "b": BackendLoad(1, 0)})
     share = state.factors["a"] / sum(state.factors.values())
     assert share > (1 - MIN_CHANGE) / 2
-
-
-@pytest.mark.parametrize(("most", "free_at"), [(1, 0), (10, 9), (100, 95)])
-def test_a_full_backend_is_full_until_some_of_its_flows_have_ended(most: int, free_at: int) -> None:
-    none, full = frozenset[str](), frozenset({"a"})
-    limits = {"a": most}
-    assert full_backends(none, limits, {"a": most - 1, "b": 10**6}) == none
-    assert full_backends(none, limits, {"a": most}) == full
-    assert full_backends(full, limits, {"a": free_at + 1}) == full
-    assert full_backends(full, limits, {"a": free_at}) == none
-    assert full_backends(full, {}, {"a": 10**6}) == none
 
 
 @pytest.mark.parametrize(("times", "flows"), [(16, 2.0), (81, 3.0)])

@@ -9,7 +9,7 @@ import textwrap
 import pytest
 
 from tests.docs.commands import PROGRAMS, calls_of_ours, fault_of
-from tests.docs.markdown import Block, Line, blocks, pages, prose
+from tests.docs.markdown import Block, blocks, pages, prose
 from tests.docs.programs import settings_problems
 from tests.lab.inside import declare
 
@@ -119,15 +119,3 @@ def test_a_wrong_example_or_command_line_is_noticed() -> None:
         assert fault in "; ".join(faults_in(shown("yaml", text))), text
     for line in WRONG_LINES:
         assert any(fault_of(call) for call in calls_of_ours(shown("console", line + "\n"))), line
-
-
-def test_output_in_a_console_block_is_no_command() -> None:
-    assert list(calls_of_ours(shown("console", "$ vipctl list > out # all\nvipctl: nothing\n"))) == [
-        ("vipctl", "list")
-    ]
-
-
-def test_a_fragment_may_leave_out_values_but_no_option_may_be_invented() -> None:
-    assert fault_of(("vipctl", "set", "TARGET/BACKEND", "--weight", "N"), fragment=True) == ""
-    assert fault_of(("vipctl", "set", "--wait"), fragment=True)
-    assert Line(pages()[0], 1, "`vipctl list` and [a](b.md)").links() == ["b.md"]

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from tests.docs.markdown import ROOT, all_pages, anchors, described_requests, name_of, prose, rows
-from tests.lab.inside import Vipd, declare, running
-from tests.lab.stories import story_of
+from tests.docs.markdown import ROOT, all_pages, anchors, name_of, prose, rows
+from tests.lab.inside import declare
 from vipd.model.service import BackendState
 
 DOCS = ROOT / "docs"
@@ -71,18 +70,6 @@ def test_words_that_no_table_holds_are_described() -> None:
     defaults = declare("apiVersion: vipd/v1\ndefaults: {no_such_key: 1}\n").problems[0].hint
     words = [*BackendState, *defaults.removeprefix("known: ").split(", ")]
     assert [word for word in words if f"`{word}`" not in text] == []
-
-
-@story_of(running)
-async def test_every_request_that_is_described_is_served(vipd: Vipd) -> None:
-    for method, path in sorted(described_requests()):
-        if path in ("/metrics", "/healthz", "/livez"):
-            continue
-        answer = await vipd.ask(method, re.sub("[A-Z]+", "no-such", path), {} if method != "GET" else None)
-        what = answer.body.get("error", {}).get("what", "")
-        assert not what.endswith((": Not Found", ": Method Not Allowed")), (path, answer)
-    unknown = await vipd.ask("GET", "/v1/no-such")
-    assert unknown.status == 404
 
 
 def broken_links() -> list[str]:

@@ -22,7 +22,6 @@ from tests.dataplane.conntrack.kernel import made, new_request
 from tests.dataplane.iptables.watch.recorded import COMMANDS, datagrams
 from tests.lab.examples import examples
 from tests.observe import live_trace
-from tests.observe.flow_stats.test_counting import rule as counted_rule
 from tests.observe.flow_stats.test_volume import end_message
 from vipd.dataplane.conntrack import entries
 from vipd.dataplane.conntrack.entries import Traffic, parse
@@ -83,8 +82,20 @@ def ends() -> list[bytes]:
     return [end_message(e, 7, Traffic(1, 2, 3, 4), timeout=t) for e in (four, six) for t in (True, False)]
 
 
+def counted_rule(kind: int, expression: bytes) -> bytes:
+    """A message about a rule of 5 packets as the kernel lays it out."""
+    numbers = attribute(1, struct.pack(">Q", 999)) + attribute(2, struct.pack(">Q", 5))
+    counter = attribute(1, attribute(1, b"counter\0") + attribute(2, numbers))
+    body = attribute(1, b"nat\0") + attribute(2, b"VIPD-SEP-AAAAAAAAAAAAAAAA\0")
+    body += attribute(3, struct.pack(">Q", 77)) + attribute(4, counter + expression)
+    return struct.pack("=IHHIIBBH", 20 + len(body), kind, 0, 0, 0, 2, 0, 0) + body
+
+
 def rules() -> list[bytes]:
-    return [counted_rule(RULE_DELETED, hairpin=True), counted_rule(RULE_DELETED) + counted_rule(RULE_ADDED)]
+    jump = attribute(1, attribute(1, b"immediate\0") + attribute(2, attribute(2, b"VIPD-MARK-MASQ\0")))
+    target = attribute(1, attribute(1, b"target\0"))
+    ended = counted_rule(RULE_DELETED, target)
+    return [counted_rule(RULE_DELETED, jump), ended + counted_rule(RULE_ADDED, target)]
 
 
 def changes() -> list[bytes]:

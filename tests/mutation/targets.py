@@ -195,7 +195,7 @@ TARGETS = (
     Target(
         "questions to explain",
         _in("vipd/observe/explain", "query", "rule_words"),
-        _tests("observe/explain/test_explain observe/explain/test_api"),
+        _tests("observe/explain/test_explain observe/explain/test_api cli/test_screens"),
         one_in=6,
     ),
 )

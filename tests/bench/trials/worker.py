@@ -12,18 +12,22 @@ import signal
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
-from tests.bench.trials.declared import many_services, with_one_backend_changed
 from tests.bench.trials.subjects import Subject, vipd_subject
 from tests.bench.trials.trial import Outcome, Trial
 from tests.bench.trials.usage import Meter, Usage
 from vipd.dataplane.base import ApplyError
 from vipd.host.process import ProgramTimeoutError
-from vipd.model.service import Service
+from vipd.model.service import Backend, Protocol, Service, ServicePort
 
 INTERRUPTED = 130
 _PR_SET_PDEATHSIG = 1
+PORT, TARGET = 80, 8080
+_USED_OF_256 = 250
+_SPARE = 64_000 * 100
+"""First number of backends that belong to no service: changes use those."""
 
 MakeSubject = Callable[[str, Path], Subject]
 
@@ -45,6 +49,31 @@ def exit_with_parent(parent: int) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
         sys.exit("the parent has ended already")
+
+
+def many_services(count: int, backends: int) -> tuple[Service, ...]:
+    """One TCP port each, on 10.96.0.0/12, their own backends in 10.128.0.0/9; 200,000 of five fit."""
+    return tuple(_service(index, backends) for index in range(count))
+
+
+def with_one_backend_changed(service: Service, number: int) -> Service:
+    """The service with another first backend, a different one for each number."""
+    spare = Backend(_address(10, 128, _SPARE + number))
+    return replace(service, backends=(spare, *service.backends[1:]))
+
+
+def _service(index: int, backends: int) -> Service:
+    return Service(
+        name=f"bench/web-{index}",
+        addresses=(_address(10, 96, index),),
+        ports=(ServicePort(PORT, Protocol.TCP, "http", TARGET),),
+        backends=tuple(Backend(_address(10, 128, index * backends + n)) for n in range(backends)),
+    )
+
+
+def _address(first: int, second: int, number: int) -> str:
+    high, low = divmod(number, _USED_OF_256)
+    return f"{first}.{second + high // 256}.{high % 256}.{low + 1}"
 
 
 def carry_out(subject: Subject, trial: Trial) -> Outcome:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -19,6 +17,7 @@ from tests.declaration.strategies import PATIENT, services
 from tests.docs.markdown import ROOT, name_of
 from tests.docs.programs import settings_problems
 from tests.docs.test_examples import WRONG, YAML, declaration_text, is_settings
+from tests.docs.test_reference import parts
 from tests.lab.examples import examples
 from tests.lab.inside import Problem, declare, written
 from vipd.model.service import Service
@@ -250,20 +249,13 @@ def test_settings_that_only_exclude_each_other_are_for_vipd_to_find() -> None:
 @pytest.mark.parametrize("schema", [DECLARED, SET])
 def test_a_schema_is_sound(schema: Draft7Validator) -> None:
     Draft7Validator.check_schema(schema.schema)
-    parts = list(parts_of(schema.schema))
-    named = {part["$ref"].removeprefix("#/definitions/") for part in parts if "$ref" in part}
+    found = list(parts(schema.schema))
+    named = {part["$ref"].removeprefix("#/definitions/") for part in found if "$ref" in part}
     assert named <= set(schema.schema["definitions"])
-    for part in parts:
+    for part in found:
         if isinstance(part.get("pattern"), str):
             # Python would take more than ECMAScript, by whose rules editors read these.
             assert not re.search(r"\(\?[#P<]|\\[AzZ]|[*+?}]\+", part["pattern"])
-
-
-def parts_of(value: Any) -> Iterator[dict[str, Any]]:
-    if isinstance(value, dict):
-        yield value
-    for part in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
-        yield from parts_of(part)
 
 
 MODELINE = re.compile(r"^# yaml-language-server: \$schema=(\S+)$", re.MULTILINE)

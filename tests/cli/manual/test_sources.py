@@ -11,8 +11,7 @@ import yaml
 
 from tests.docs.markdown import ROOT, rows
 from tests.docs.programs import settings_problems
-from tests.lab.inside import Vipd, declare, running
-from tests.model.samples import HEAD
+from tests.lab.inside import Vipd, running
 from vipd.model.service import Masquerade
 
 DOCS = ROOT / "docs"
@@ -57,17 +56,6 @@ def test_the_documentation_of_keys_has_the_words_of_the_schema() -> None:
         described.add(name)
     assert len(described - {""}) >= 8
     assert all(key.get("description") for keys in mappings.values() for key in keys.values())
-
-
-def test_every_key_of_the_schema_is_one_that_is_read() -> None:
-    service = schema("declaration")["definitions"]["service"]["properties"]
-    told = declare(HEAD + "  - {nmae: a}\n").problems[0].hint
-    for key in service:
-        assert f'unknown key "{key}"' not in str(declare(f"{HEAD}  - {{{key}: 1}}\n").problems), key
-    assert told == 'did you mean "name"?'
-    (problem,) = (p for p in declare(f"{HEAD}  - {{qqqqq: 1}}\n").problems if "unknown" in p.what)
-    known = set(problem.hint.removeprefix("known: ").split(", "))
-    assert known == set(service)
 
 
 def test_masquerade_modes_are_told_in_the_words_of_the_page(made_page: str) -> None:

@@ -6,13 +6,13 @@ import asyncio
 import contextlib
 import resource
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Self
 
 import pytest
 from aiohttp import web
 
-from tests.observe.health_ports.asking import free_port, running, until
+from tests.lab.held_ports import hold
 from vipd.api.socket_server import LIMITS as API
 from vipd.host.connections.limits import WANTED_CONNECTIONS, ClientSource, ConnectionLimits, tcp_client
 from vipd.host.descriptors import RESERVED, WANTED_DESCRIPTORS, divide_limit
@@ -21,6 +21,7 @@ from vipd.observe.metrics.scrape import LIMITS as METRICS
 from vipd.observe.page.server import LIMITS as PAGE
 
 PATIENCE_SECONDS = 60.0
+_HELD = contextlib.ExitStack()
 AN_HOUR = 3600.0
 GENEROUS = ConnectionLimits(
     connections=1000,
@@ -47,13 +48,34 @@ async def answer(request: web.BaseRequest) -> web.Response:
     return web.Response(text="hello")
 
 
+async def until(question: Callable[[], object], what: str) -> None:
+    """Return once the question is answered by something true; AssertionError after a while."""
+    end = asyncio.get_running_loop().time() + PATIENCE_SECONDS
+    while not question():
+        assert asyncio.get_running_loop().time() < end, f"not within {PATIENCE_SECONDS:.0f} s: {what}"
+        await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def running(listeners: Listeners) -> AsyncIterator[None]:
+    """The listeners at work, which must not have ended by themselves."""
+    task = asyncio.create_task(listeners.run())
+    try:
+        yield
+        assert not task.done(), "the listeners have ended"
+    finally:
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+
+
 Story = Callable[[ListenAddress, Listeners], Awaitable[None]]
 
 
 def served(story: Story, limits: ConnectionLimits, address: str = "127.0.0.1") -> None:
 
     async def run() -> None:
-        place = ListenAddress(address, free_port())
+        place = ListenAddress(address, hold(_HELD))
         listeners = Listeners(answer, limits)
         async with running(listeners):
             listeners.set_addresses({place: "x"})
@@ -238,7 +260,7 @@ def test_the_one_that_waits_longest_gives_way_to_a_new_one() -> None:
 
 def test_where_all_is_taken_the_source_with_most_connections_gives_way() -> None:
     """Who has few keeps them, though they wait longest: another host's checks are not ended by a flood."""
-    other = ListenAddress("::1", free_port())
+    other = ListenAddress("::1", hold(_HELD))
 
     async def story(place: ListenAddress, listeners: Listeners) -> None:
         listeners.set_addresses({place: "x", other: "y"})

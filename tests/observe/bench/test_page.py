@@ -10,7 +10,7 @@ import pytest
 from tests.bench.comparison import COMPARISONS, NO_BREAK, SIZES, compared
 from tests.bench.record import Measurement, Record
 from tests.bench.report import PAGE, README, RESULTS, TABLES, filled, names_in
-from tests.bench.tables import brief, figures, number, pivot
+from tests.bench.tables import brief
 
 MACHINE = {"kernel": "6.1", "programs": {}}
 
@@ -94,31 +94,3 @@ def test_results_of_another_format_are_not_overwritten(tmp_path: Path) -> None:
     path.write_text('{"format": "other"}')
     with pytest.raises(ValueError, match="move it away"):
         Record(path)
-
-
-@pytest.mark.parametrize(
-    ("measured", "told"),
-    [
-        (row("x", 1.0, 3.0, 2.0), "2.00 s (1.00 to 3.00)"),
-        (row("x", 0.0123), "0.012 s"),
-        (row("x", 123.4), "123 s"),
-        (row("x", note="more than 30 s"), "more than 30 s"),
-        (row("x"), "not measured"),
-    ],
-)
-def test_figures(measured: Measurement, told: str) -> None:
-    assert figures(measured) == told
-
-
-def test_large_numbers_have_their_thousands_apart() -> None:
-    assert number(1234567.0, "bytes") == "1,234,567"
-    assert number(1696.4, "ms") == "1,696"
-
-
-def test_what_was_given_up_stands_in_its_cell() -> None:
-    rows = [row("full load", 1.0, services=100), row("full load", services=1000, note="more than 30 s")]
-    assert pivot(rows, "subject", "services", corner="S =") == [
-        "| S = | 100 | 1,000 |",
-        "|---|---|---|",
-        "| vipd | 1.00 s | more than 30 s |",
-    ]

@@ -18,7 +18,7 @@ from tests.bench.record import FORMAT, Record
 from tests.bench.report import TABLES
 
 ROOT = Path(__file__).parents[3]
-pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.root, pytest.mark.nightly, pytest.mark.timeout(900)]
 """The first of these tests waits for the whole run."""
 
 
@@ -38,7 +38,6 @@ def rows(results: Path, group: str) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.root
 def test_every_group_is_finished_and_knows_its_machine(results: Path) -> None:
     written = json.loads(results.read_text())
     assert written["format"] == FORMAT
@@ -50,7 +49,6 @@ def test_every_group_is_finished_and_knows_its_machine(results: Path) -> None:
         assert group["machine"]["programs"]["etcd"].startswith("3.")
 
 
-@pytest.mark.root
 def test_nothing_names_the_machine_or_its_places(results: Path) -> None:
     text = results.read_text()
     assert not re.search(rf"\b{re.escape(os.uname().nodename)}\b", text)
@@ -58,7 +56,6 @@ def test_nothing_names_the_machine_or_its_places(results: Path) -> None:
     assert str(results.parent) not in text
 
 
-@pytest.mark.root
 def test_all_subjects_programmed_and_changed(results: Path) -> None:
     measured = rows(results, "programming")
     for what in ("full load", "one change"):
@@ -69,21 +66,18 @@ def test_all_subjects_programmed_and_changed(results: Path) -> None:
     assert [len(row["values"]) for row in started] == [1, 1]
 
 
-@pytest.mark.root
 def test_every_way_of_a_change_was_timed_with_both_dataplanes(results: Path) -> None:
     timed = {(row["what"], row["subject"]): row["values"] for row in rows(results, "control")}
     assert timed.keys() == {(way, name) for way in WAYS for name in ("vipd iptables-nft", "vipd nftables")}
     assert all(values and values[0] > 0 for values in timed.values()), timed
 
 
-@pytest.mark.root
 def test_the_daemon_wrote_what_was_changed(results: Path) -> None:
     found = [row for row in rows(results, "daemon") if row["what"] == "writes to the kernel meanwhile"]
     assert len(found) == 2
     assert all(row["values"][0] > 0 for row in found)
 
 
-@pytest.mark.root
 def test_every_table_can_be_made_of_it(results: Path) -> None:
     record = Record(results)
     for name, made in TABLES.items():

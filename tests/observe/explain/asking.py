@@ -8,24 +8,17 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 from tests.lab.inside import vipctl
+from tests.observe.resident import Ended
 from vipd.model.service import Family
 
 Json = dict[str, Any]
 GOLDEN = Path(__file__).parents[2] / "golden"
 CASES = sorted(p.name for p in GOLDEN.iterdir() if p.is_dir())
 """What a real kube-proxy was given, and the rules that it wrote."""
-
-
-class Ended(NamedTuple):
-    """How a command line ended."""
-
-    code: int
-    out: str
-    err: str
 
 
 def run(words: Sequence[str], text: str = "") -> Ended:

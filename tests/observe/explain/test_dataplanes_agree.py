@@ -209,14 +209,6 @@ services:
 """
 
 
-def test_the_comparison_can_fail() -> None:
-    services, declared = on_the_host(SOUND, {})
-    assert contradictions(services, declared, Family.IPV4) == []
-    _, fewer = on_the_host(SOUND.replace("10.244.1.10, ", ""), {})
-    packet = ("192.0.2.5", "10.96.0.20:80")
-    assert differ(fates(declared.explain(*packet)), fates(fewer.explain(*packet, "nftables")))
-
-
 @pytest.mark.parametrize("balance", Balance)
 def test_balances_share_by_weights(balance: Balance) -> None:
     """Turns are shares to whoever comes next; a hash gives each client one backend, and all their shares."""

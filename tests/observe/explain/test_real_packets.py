@@ -101,30 +101,6 @@ services:
     backends: [10.244.1.10, 10.244.2.11, 10.244.2.12]
 """
 BACKENDS = "[10.244.1.10, 10.244.2.11, 10.244.2.12]"
-WRONG = {
-    "a backend less": ("backends: [10.244.1.10, ", "backends: ["),
-    "a backend more": (BACKENDS, f"{BACKENDS[:-1]}, 10.244.2.21]"),
-    "no backend": (BACKENDS, "[]"),
-    "none on this host": (BACKENDS, f"{BACKENDS}\n    traffic_policy: {{internal: local}}"),
-    "kept sources": (BACKENDS, f"{BACKENDS}\n    masquerade: hairpin"),
-    "hidden sources": (BACKENDS, f"{BACKENDS}\n    masquerade: always"),
-    "another port": ("port: 80,", "port: 81,"),
-}
-
-
-@pytest.mark.nightly(each_time="iptables")
-@pytest.mark.parametrize("dataplane", DATAPLANES)
-def test_the_comparison_can_fail(probe_lab: ProbeLab, dataplane: str) -> None:
-    settings: dict[str, object] = {"node_name": "node1"}
-    services, declared = on_the_host(SOUND, settings)
-    load(probe_lab, declared, Family.IPV4, dataplane)
-    assert contradictions(probe_lab, services, declared, Family.IPV4, dataplane) == []
-    unseen = []
-    for fault, (right, wrong) in WRONG.items():
-        _, wronged = on_the_host(SOUND.replace(right, wrong), settings)
-        if not contradictions(probe_lab, services, wronged, Family.IPV4, dataplane):
-            unseen.append(fault)
-    assert unseen == []
 
 
 @pytest.mark.parametrize("dataplane", DATAPLANES)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import struct
 import time
 from collections.abc import Collection
 from pathlib import Path
@@ -17,18 +16,12 @@ from hypothesis import strategies as st
 from tests.dataplane.conntrack.forwardings import forwarding
 from vipd.dataplane.counting import BackendKey, RefusedKey
 from vipd.dataplane.iptables.counters.counter_deltas import CounterDeltas
-from vipd.dataplane.iptables.counters.messages import (
-    RULE_DELETED,
-    TABLE_DELETED,
-    Counted,
-    RuleMessages,
-    TableGone,
-)
+from vipd.dataplane.iptables.counters.messages import TABLE_DELETED, Counted, RuleMessages, TableGone
 from vipd.dataplane.iptables.counters.reading import read_saved_counts
 from vipd.dataplane.iptables.names import Names
 from vipd.dataplane.nftables.flow_counter import Element, ElementCounter
 from vipd.dataplane.nftables.layout import NftSet
-from vipd.host.netlink import attribute
+from vipd.host.netlink import attribute, message, nfgenmsg
 from vipd.model.flow_limits import Limit
 from vipd.model.forwarding import Forwarding, ForwardingKey
 from vipd.model.service import Family, Protocol
@@ -39,8 +32,6 @@ from vipd.sources.cache import Cache
 
 HOUR = 3600.0
 CHAIN = "VIPD-SEP-AAAAAAAAAAAAAAAA"
-LIMITS = CHAIN.replace("SEP", "LIM")
-NAMES = Names("VIPD")
 KEY = ForwardingKey("web", "", Protocol.TCP, Family.IPV4)
 ONE, TWO = BackendKey(KEY, "10.0.0.1", 80), BackendKey(KEY, "10.0.0.2", 80)
 
@@ -119,64 +110,18 @@ def test_rules_that_are_rewritten_all_the_time_or_are_gone_are_few_and_none_coun
     assert deltas.saved_state() == []
 
 
-def rule(
-    kind: int = RULE_DELETED,
-    chain: str = CHAIN,
-    *,
-    hairpin: bool = False,
-    table: str = "nat",
-    comment: str = "",
-) -> bytes:
-    """A message about a rule of 5 packets as the kernel lays it out."""
-    numbers = attribute(1, struct.pack(">Q", 999)) + attribute(2, struct.pack(">Q", 5))
-    counter = attribute(1, attribute(1, b"counter\0") + attribute(2, numbers))
-    jump = attribute(1, attribute(1, b"immediate\0") + attribute(2, attribute(2, b"VIPD-MARK-MASQ\0")))
-    target = jump if hairpin else attribute(1, attribute(1, b"target\0"))
-    body = attribute(1, table.encode() + b"\0") + attribute(2, chain.encode() + b"\0")
-    body += attribute(3, struct.pack(">Q", 77)) + attribute(4, counter + target)
-    body += attribute(7, bytes([0, len(comment) + 1]) + comment.encode() + b"\0") if comment else b""
-    return struct.pack("=IHHIIBBH", 20 + len(body), kind, 0, 0, 0, 2, 0, 0) + body
+def test_a_table_that_is_gone_is_told() -> None:
+    """Of rules that are gone, and of their counts: test_new_flows.py."""
+    told = message(TABLE_DELETED, 0, 0, nfgenmsg(10) + attribute(1, b"nat\0"))
+    assert list(RuleMessages(Names("VIPD")).ended(told)) == [TableGone(Family.IPV6)]
 
 
-def message(kind: int, family: int, table: bytes) -> bytes:
-    return struct.pack("=IHHIIBBH", 20 + len(table), kind, 0, 0, 0, family, 0, 0) + table
-
-
-MESSAGES = {
-    "the translating rule of an endpoint": (rule(hairpin=True) + rule(), [counted(77, 5)]),
-    "rules of other chains and tables": (rule(chain="VIPD-SVC-AAAAAAAAAAAAAAAA") + rule(table="raw"), []),
-    "a table": (message(TABLE_DELETED, 10, attribute(1, b"nat\0")), [TableGone(Family.IPV6)]),
-    "a rule of no limit": (rule(chain=LIMITS, comment="web"), []),
-    **{
-        f"the limit {limit}": (
-            rule(chain=LIMITS, comment=f"web over {limit}"),
-            [Counted(Family.IPV4, f"{LIMITS} {limit}", 77, 5)],
-        )
-        for limit in Limit
-    },
-}
-
-
-def test_messages_about_rules_that_count_are_read() -> None:
-    assert {event: list(RuleMessages(NAMES).ended(text)) for event, (text, _) in MESSAGES.items()} == {
-        event: wanted for event, (_, wanted) in MESSAGES.items()
-    }
-
-
-def test_saved_rules_are_read() -> None:
-    text = (
-        "*filter\n[7:7] -A VIPD-SEP-AAAAAAAAAAAAAAAA -j DNAT --x\nCOMMIT\n"
-        f"*nat\n:{CHAIN} - [0:0]\n[4:240] -A {CHAIN} -s 10.0.0.1/32 -j VIPD-MARK-MASQ\n"
-        f"[12:720] -A {CHAIN} -p tcp -m tcp -j DNAT --to-destination 10.0.0.1:80\n"
-        f"[3:1] -A OTHER -m comment --comment {CHAIN} -j DNAT --to-destination 10.0.0.1:80\n"
-        f'[6:240] -A {LIMITS} -m comment --comment "web over connections" -m connlimit -j ACCEPT\n'
-        f'[5:240] -A {LIMITS} -m comment --comment "web over connections_per_client" -j ACCEPT\nCOMMIT\n'
-    )
-    limits = [
-        Counted(Family.IPV4, f"{LIMITS} {name}", 0, packets)
-        for name, packets in (("connections", 6), ("connections_per_client", 5))
-    ]
-    assert read_saved_counts(text, Family.IPV4, NAMES) == [counted(0, 12), *limits]
+def test_saved_rules_of_limits_are_read() -> None:
+    """Of backends: test_legacy.py."""
+    chain, limits = CHAIN.replace("SEP", "LIM"), {"connections": 6, "connections_per_client": 5}
+    lines = (f'[{n}:1] -A {chain} -m comment --comment "web over {x}" -j ACCEPT' for x, n in limits.items())
+    found = read_saved_counts("\n".join(["*nat", *lines, "COMMIT"]), Family.IPV4, Names("VIPD"))
+    assert found == [Counted(Family.IPV4, f"{chain} {x}", 0, n) for x, n in limits.items()]
 
 
 class PlayedTable:

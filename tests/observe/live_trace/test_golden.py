@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import pytest
 
+from tests.lab.inside import DATAPLANES
 from tests.lab.topology import Lab, Wiring
 from tests.observe.explain.asking import CASES, Json, family_of_case, golden, rules_text
 from tests.observe.explain.probe_lab import SILENCE, ProbeLab, Sender
@@ -18,7 +19,6 @@ from vipd.model.service import Family, Frontend
 
 pytestmark = pytest.mark.root
 
-DATAPLANES = ("iptables", "nftables")
 EMPTY = "*nat\nCOMMIT\n*filter\nCOMMIT\n"
 ANSWER_SECONDS = 20.0
 
@@ -43,10 +43,8 @@ class Case(NamedTuple):
 
 def case_of(case: str, dataplane: str) -> Case:
     """A case with the rules that a real kube-proxy wrote, or with vipd's table."""
-    by = "nftables" if dataplane == "nftables" else "iptables"
-    own: dict[str, object] = (
-        {"compat": None, "chain_prefix": None, "dataplane": by} if by == "nftables" else {}
-    )
+    own: dict[str, object] = {"compat": None, "chain_prefix": None, "dataplane": dataplane}
+    own = own if dataplane == "nftables" else {}
     recorded = golden(case, **own)
     services, declared = on_the_host(recorded.text, dict(recorded.settings))
     # Explaining 999 backends takes seconds; the rules of the other service are terse all the same.
@@ -54,9 +52,9 @@ def case_of(case: str, dataplane: str) -> Case:
     family = family_of_case(case)
     # A kube-proxy leaves out comments where there are many backends, so that they say less.
     terse = {"terse": case == "large-cluster"}
-    rules = declared.render(family, by) if by == "nftables" else rules_text(case)
+    rules = declared.render(family, dataplane) if own else rules_text(case)
     found = {
-        (source, to): Probe(sender, source, to, declared.explain(source, str(to), by) | terse)
+        (source, to): Probe(sender, source, to, declared.explain(source, str(to), dataplane) | terse)
         for _, to, sender in probes(services, family)
         for source in [sender.address(family)]
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 import re
 import shutil
 import signal
@@ -14,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from tests.api.daemon_process import ConfiguredHost, host
 from tests.lab import unprivileged
-from tests.observe.rule_tree.daemon_host import KINDS, DaemonHost, started
+from tests.observe.rule_tree.kernel_rules import nodes
 from tests.observe.terminal import on_terminal
 
 pytestmark = pytest.mark.root
@@ -30,13 +32,74 @@ for sender in senders:
 SENT = 25
 
 
+SERVICES = """\
+  - name: shop/web
+    address: [10.96.0.20, "fd00:96::20"]
+    ports: [{name: http, port: 80, protocol: tcp, target: 8080, node_port: 30080}]
+    backends: [10.244.0.7, {address: 10.244.0.8, weight: 2}, 10.244.0.9, "fd00:244:1111:2222:3333:4444:5:6"]
+  - name: dns
+    address: 10.96.0.10
+    ports: [53/udp]
+    backends: [10.244.0.5, 10.244.0.6]
+    affinity: {by: client-ip, timeout: 10m}
+  - name: empty
+    address: 10.96.0.30
+    ports: [80/tcp]
+    backends: []
+"""
+MANY = "".join(
+    f"  - {{name: many/s{number}, address: 10.97.0.{number}, ports: [80/tcp], backends: [10.244.1.1]}}\n"
+    for number in range(1, 22)
+)
+
+
+class DaemonHost:
+    """A host with a daemon, and vipctl in its namespace."""
+
+    def __init__(self, made: ConfiguredHost, dataplane: str, variant: str) -> None:
+        self.host, self.dataplane, self.variant = made, dataplane, variant
+
+    def vipctl(self, *words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        """`vipctl rules WORDS`; AssertionError for another exit code."""
+        done = self.host.run("--socket", str(self.host.socket), "rules", *words, module="vipd.cli.main")
+        assert done.returncode == code, f"{done.returncode}: {done.stdout}{done.stderr}"
+        assert "Traceback" not in done.stderr
+        return done
+
+    def argv(self, *words: str) -> list[str]:
+        """The command line of `vipctl rules` in the namespace."""
+        return self.host.argv("--socket", str(self.host.socket), "rules", *words, module="vipd.cli.main")
+
+    def rules(self, *words: str) -> dict[str, Any]:
+        """What is said of them as JSON."""
+        found: dict[str, Any] = json.loads(self.vipctl(*words, "-o", "json").stdout)["rules"]
+        return found
+
+    def tool(self, *argv: str) -> str:
+        """A program of the variant, in the namespace."""
+        program = argv[0].replace("iptables", f"iptables-{self.variant}") if self.variant else argv[0]
+        return self.host.tool(program, *argv[1:])
+
+
+KINDS = (("iptables", "nft"), ("iptables", "legacy"), ("nftables", ""))
+
+
 @pytest.fixture(scope="module", params=KINDS, ids=lambda kind: "-".join(filter(None, kind)))
 def daemon_host(request: pytest.FixtureRequest) -> Iterator[DaemonHost]:
     dataplane, variant = request.param
     for program in ("nft",) if dataplane == "nftables" else (f"iptables-{variant}",):
         if shutil.which(program) is None:
             pytest.skip(f"{program} is not installed")
-    yield from started(dataplane, variant)
+    with host() as made:
+        made.settings |= {"dataplane": dataplane, "vip_device": ""}
+        made.settings |= {"iptables_variant": variant} if variant else {}
+        made.declare("services.yaml", SERVICES, MANY if dataplane == "nftables" else "")
+        # Everything is at home: nothing leaves the namespace.
+        made.tool("ip", "link", "set", "lo", "up")
+        for network in ("10.96.0.0/15", "10.244.0.0/16"):
+            made.tool("ip", "route", "add", "local", network, "dev", "lo")
+        made.start()
+        yield DaemonHost(made, dataplane, variant)
 
 
 IN_ONE = pytest.mark.parametrize("daemon_host", [KINDS[2]], indirect=True, ids=["nftables"])
@@ -47,16 +110,6 @@ IN_TWO = pytest.mark.parametrize(
 """For what does not depend on the variant."""
 
 
-def nodes(tree: dict[str, Any], kind: str) -> Iterator[dict[str, Any]]:
-    """Every node of a kind."""
-    todo = list(tree["nodes"])
-    while todo:
-        node = todo.pop(0)
-        todo += node.get("children", [])
-        if node["kind"] == kind:
-            yield node
-
-
 def test_a_service_is_shown_as_the_daemon_means_it(daemon_host: DaemonHost) -> None:
     found = daemon_host.rules("shop/web")
     assert found["notes"] == []
@@ -65,12 +118,15 @@ def test_a_service_is_shown_as_the_daemon_means_it(daemon_host: DaemonHost) -> N
         ("shop/web:http", "ipv6", []),
     ]
     tree = found["services"][0]
-    assert {node["name"] for node in nodes(tree, "frontend")} == {"10.96.0.20:80/tcp", "node port 30080/tcp"}
-    shares = {node["name"]: node["share"] for node in nodes(tree, "backend")}
+    assert {node["name"] for node in nodes([tree], "frontend")} == {
+        "10.96.0.20:80/tcp",
+        "node port 30080/tcp",
+    }
+    shares = {node["name"]: node["share"] for node in nodes([tree], "backend")}
     expected = {"10.244.0.7:8080": 0.25, "10.244.0.8:8080": 0.5, "10.244.0.9:8080": 0.25}
     assert shares == pytest.approx(expected, abs=1e-6)
     chain = daemon_host.host.get("services/shop%2Fweb")["service"]["forwardings"][0]["chain"]
-    assert chain in {node["name"] for node in nodes(tree, "chain")}
+    assert chain in {node["name"] for node in nodes([tree], "chain")}
 
 
 def test_names_chains_shares_and_counts_stand_side_by_side(daemon_host: DaemonHost) -> None:
@@ -87,7 +143,7 @@ def test_wide_shows_what_the_kernel_has_beside_its_meaning(daemon_host: DaemonHo
     lines = daemon_host.vipctl("shop/web", "-o", "wide").stdout.splitlines()
     backend = next(line for line in lines if "to 10.244.0.8:8080, " in line or ": 10.244.0.8:8080, " in line)
     assert re.search(r" (-m statistic .*-j VIPD-SEP-|10\.244\.0\.8 \. 8080$)", backend), backend
-    shown = [node for tree in daemon_host.rules("shop/web")["services"] for node in nodes(tree, "rule")]
+    shown = [node for tree in daemon_host.rules("shop/web")["services"] for node in nodes([tree], "rule")]
     assert shown
     ends = [f"{n['rule']}  # {n['place']}" if "place" in n else n.get("rule", "") for n in shown]
     assert all(any(line.endswith(end) for line in lines) for end in ends)
@@ -99,7 +155,7 @@ def test_wide_numbers_are_those_of_the_kernel(daemon_host: DaemonHost) -> None:
         node
         for tree in daemon_host.rules("shop/web")["services"]
         if tree["family"] == "ipv4"
-        for node in nodes(tree, "chain")
+        for node in nodes([tree], "chain")
         if node.get("children")
     ]
     checked = 0
@@ -122,11 +178,11 @@ def test_wide_numbers_are_those_of_the_kernel(daemon_host: DaemonHost) -> None:
 def test_counters_move_with_packets(daemon_host: DaemonHost) -> None:
     def parsed() -> tuple[int, int, int]:
         tree = daemon_host.rules("10.96.0.10:53/udp")["services"][0]
-        frontend = next(nodes(tree, "frontend"))
-        counted = [node for node in nodes(tree, "rule") if "10.244.0" in node["text"]]
+        frontend = next(nodes([tree], "frontend"))
+        counted = [node for node in nodes([tree], "rule") if "10.244.0" in node["text"]]
         through = sum(
             node.get("packets", 0)
-            for node in (*nodes(tree, "backend"), *counted)
+            for node in (*nodes([tree], "backend"), *counted)
             if "DNAT" not in node["text"]
         )
         return frontend["packets"], frontend["bytes"], through
@@ -155,7 +211,7 @@ def test_a_service_that_is_removed_ends_its_flows_by_rules_with_words(daemon_hos
     found = daemon_host.rules("--all")
     trees = (*found["services"], *found["shared"])
     assert "10.96.0.40" in str(trees), daemon_host.host.rules()
-    shown = [node for tree in trees for node in nodes(tree, "rule")]
+    shown = [node for tree in trees for node in nodes([tree], "rule")]
     assert [node["text"] for node in shown if node["text"] == node.get("rule")] == []
 
 
@@ -163,7 +219,7 @@ def test_a_service_that_is_removed_ends_its_flows_by_rules_with_words(daemon_hos
 def test_a_service_without_backends_shows_how_it_is_refused(daemon_host: DaemonHost) -> None:
     tree = daemon_host.rules("empty")["services"][0]
     assert tree["faults"] == []
-    texts = [node["text"] for kind in ("frontend", "rule") for node in nodes(tree, kind)]
+    texts = [node["text"] for kind in ("frontend", "rule") for node in nodes([tree], kind)]
     assert any("refused" in text for text in texts)
 
 
@@ -184,13 +240,6 @@ def test_everything_is_shared_chains_then_services(daemon_host: DaemonHost) -> N
             < text.index("dns, udp, ipv4")
             < text.index("shop/web:http, tcp, ipv4")
         )
-
-
-@IN_ONE
-def test_a_drawing_of_a_real_service(daemon_host: DaemonHost) -> None:
-    drawing = daemon_host.vipctl("shop/web", "--format", "dot").stdout
-    assert drawing.startswith("digraph rules {\n")
-    assert '"10.96.0.20:80/tcp' in drawing
 
 
 @IN_TWO

@@ -19,6 +19,7 @@ from tests.observe.explain.asking import CASES, Declared, Json, family_of_case, 
 from tests.observe.explain.probes import on_the_host, probes
 from tests.observe.explain.test_dataplanes_agree import sound
 from tests.observe.rule_tree.kernel_rules import KernelRules, faults, nodes
+from tests.observe.rule_tree.test_drawings import graphviz
 from vipd.model.service import Family, Service
 
 pytestmark = pytest.mark.root
@@ -57,6 +58,7 @@ def test_cases_of_kube_proxy(kernel: KernelRules, case: str, dataplane: str) -> 
     kernel.meant(declared)
     found = kernel.rules("--all")
     assert (faults(found), undescribed(found)) == ([], [])
+    graphviz("canon", kernel.vipctl("--all", "--format", "dot").out)
     assert {tree["service_port"].partition(":")[0] for tree in found["services"]} == {
         s.name for s in services
     }
