@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from tests.lab.inside import Vipd, running
@@ -13,13 +11,6 @@ DNS = """\
     address: 10.96.0.10
     ports: [53/udp]
     backends: [10.244.0.5, {address: 10.244.0.6, weight: 2}]
-"""
-CHECKED = """\
-  - name: web
-    address: 10.96.0.11
-    ports: [80/tcp]
-    backends: [10.244.0.7, 10.244.0.8]
-    check: {type: http, interval: 2s, timeout: 1s, fall: 3}
 """
 
 
@@ -38,17 +29,3 @@ def test_declared_services_are_written_and_shown(simulated: bool) -> None:
         assert vipd.kernel.names() == {"10.96.0.12:80/tcp"}
 
     running(story, lambda vipd: vipd.declare(DNS), simulated=simulated)
-
-
-def test_in_simulated_time_a_backend_that_fails_three_checks_gets_no_new_flows() -> None:
-    async def story(vipd: Vipd) -> None:
-        loop = asyncio.get_running_loop()
-        await asyncio.sleep(10)
-        assert vipd.kernel.serving()["web 10.96.0.11:80/tcp"] == {"10.244.0.7:80": 1, "10.244.0.8:80": 1}
-        vipd.backends["10.244.0.7"] = "status 500"
-        began = loop.time()
-        await vipd.until(lambda: "10.244.0.7:80" not in vipd.kernel.serving()["web 10.96.0.11:80/tcp"])
-        assert 3.6 <= loop.time() - began <= 6.1  # three intervals, each up to a tenth shorter
-        assert "status 500" in (await vipd.vipctl("describe", "web")).stdout
-
-    running(story, lambda vipd: vipd.declare(CHECKED), simulated=True)

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tests.model.samples import HEAD, block
-from tests.sources.host import BAD, GONE, GOOD, OTHER, Host, QuickHost, chown
+from tests.sources.host import BAD, GOOD, OTHER, Host, QuickHost, chown
 
 
 def test_declarations_are_read_by_suffix_and_hidden_names_are_not(host: Host) -> None:
@@ -147,22 +147,6 @@ def test_a_directory_that_cannot_be_read_says_what_of_it_is_used(host: Host) -> 
         assert host.problems()[-1].endswith(f"; {said}")
         host.services_dir.unlink()
         host.services_dir.mkdir()
-
-
-def test_a_removed_directory_leaves_the_last_good_versions_serving(host: Host) -> None:
-    host.put("a.yaml", GOOD)
-    host.step()
-    shutil.rmtree(host.services_dir)
-    for _ in range(2):
-        assert host.step() == {"dns"}
-        missing, held = host.problems()
-        assert missing == f"{host.services_dir}: there is no such directory; hint: create it"
-        assert f"1 file is gone, and its services {GONE}" in held
-        host.restart()
-    host.services_dir.mkdir()
-    host.put("a.yaml", OTHER)
-    assert host.step() == {"web"}
-    assert host.problems() == []
 
 
 def test_the_files_of_a_user_share_a_limit_and_each_of_roots_has_its_own() -> None:
