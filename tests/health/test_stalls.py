@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.health.servers import PATIENCE, full_backlog, run
+from tests.health.servers import PATIENCE, full_backlog
 from vipd.health.checker import HealthChecker
 from vipd.health.lag import LoopLag
 from vipd.health.probes.tcp import TcpProber
@@ -49,7 +49,7 @@ def test_silence_while_the_loop_stood_still_is_no_timeout() -> None:
         return await asked, time.monotonic() - began
 
     with full_backlog() as port:
-        result, seconds = run(ask(port))
+        result, seconds = asyncio.run(ask(port))
     assert result.good is False
     assert seconds >= 1.3
 
@@ -62,7 +62,7 @@ def test_an_answer_that_came_while_the_loop_stood_still_is_heard() -> None:
         return await asked
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert run(ask(listener.getsockname()[1])).good
+        assert asyncio.run(ask(listener.getsockname()[1])).good
 
 
 @contextlib.asynccontextmanager
@@ -108,4 +108,4 @@ def test_a_stalled_loop_condemns_nobody(backend: CheckTarget) -> None:
             assert health.status(backend).state is HealthState.HEALTHY
             assert observer.verdicts == []
 
-    run(story())
+    asyncio.run(story())
