@@ -17,6 +17,7 @@ def test_declarations_are_read_by_suffix_and_hidden_names_are_not(host: Host) ->
     host.put("c.json", '{"apiVersion": "vipd/v1", "services": [{"address": "10.96.0.12", "ports": [1]}]}')
     for ignored in (".a.yaml", "a.yaml~", "a.yaml.bak", "#a.yaml#", "a.txt", ".a.yaml.swp", "4913", "yaml"):
         host.put(ignored, BAD)
+    host.put("empty.yaml", b"")
     assert host.step() == {"dns", "web", "10.96.0.12:1/tcp"}
     assert host.problems() == []
 
@@ -85,18 +86,6 @@ def test_a_bad_file_keeps_its_last_good_version_also_over_a_restart(host: Host) 
     host.put("a.yaml", OTHER)
     assert host.step() == {"web"}
     assert host.problems() == []
-
-
-def test_a_file_that_was_never_good_serves_nothing(host: Host) -> None:
-    host.put("a.yaml", BAD)
-    assert host.step() == set()
-    assert "a.yaml:3" in str(host.problems())
-    host.put("a.yaml", b"\xff")
-    host.step()
-    assert host.problems()
-    host.put("a.yaml", b"")
-    host.step()
-    assert host.problems() == [], "an empty one declares nothing, and takes nothing away"
 
 
 @pytest.mark.parametrize(
