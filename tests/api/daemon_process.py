@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import signal
 import subprocess
 import sys
@@ -17,18 +16,18 @@ from typing import Any
 import yaml
 
 from tests.lab import unprivileged
-from tests.lab.daemon import UnixConnection
+from tests.lab.daemon import Asked, UnixConnection
 from tests.lab.flow import Process, finish
 from tests.lab.fork_server import fork_server
-from tests.lab.namespace_names import new_prefix
 from tests.lab.node import Node
 from tests.model.samples import HEAD
+from tests.sources.host import namespace
 
 PATIENCE_SECONDS = 60.0
 """For what takes a second, on a machine that does much else."""
 
 
-class ConfiguredHost:
+class ConfiguredHost(Asked):
     """A namespace, and a directory with settings and declarations."""
 
     def __init__(self, namespace: str, root: Path) -> None:
@@ -85,10 +84,7 @@ class ConfiguredHost:
 
     def tool(self, *argv: str) -> str:
         """What a program says in the namespace."""
-        inside = ["ip", "netns", "exec", self.namespace, *argv]
-        return subprocess.run(
-            inside, capture_output=True, text=True, timeout=PATIENCE_SECONDS, check=True
-        ).stdout
+        return self._node.run(*argv, timeout=PATIENCE_SECONDS).stdout
 
     def rules(self) -> str:
         """The IPv4 nat table."""
@@ -139,20 +135,6 @@ class ConfiguredHost:
         connection.getresponse().read()
         return connection
 
-    def ask(self, method: str, path: str, body: object = None) -> tuple[int, dict[str, Any]]:
-        """One request; status and body."""
-        connection = UnixConnection(self.socket)
-        try:
-            connection.request(method, f"/v1/{path}", json.dumps(body) if body is not None else None)
-            response = connection.getresponse()
-            return response.status, json.loads(response.read())
-        finally:
-            connection.close()
-
-    def get(self, path: str) -> dict[str, Any]:
-        """The answer to a GET."""
-        return self.ask("GET", path)[1]
-
     def names(self) -> set[str]:
         """The services that it serves."""
         return {service["name"] for service in self.get("services")["services"]}
@@ -164,15 +146,10 @@ class ConfiguredHost:
 @contextlib.contextmanager
 def host() -> Iterator[ConfiguredHost]:
     """A fresh namespace; it and whatever runs in it end with the context."""
-    namespace = f"{new_prefix()}-daemon"
-    subprocess.run(["ip", "netns", "add", namespace], check=True, timeout=PATIENCE_SECONDS)
-    try:
-        with tempfile.TemporaryDirectory(prefix="vipd-daemon-") as directory:
-            made = ConfiguredHost(namespace, Path(directory))
-            try:
-                yield made
-            finally:
-                if made.process is not None:
-                    made.end(signal.SIGKILL)
-    finally:
-        subprocess.run(["ip", "netns", "del", namespace], check=True, timeout=PATIENCE_SECONDS)
+    with namespace() as node, tempfile.TemporaryDirectory(prefix="vipd-daemon-") as directory:
+        made = ConfiguredHost(node.namespace, Path(directory))
+        try:
+            yield made
+        finally:
+            if made.process is not None:
+                made.end(signal.SIGKILL)

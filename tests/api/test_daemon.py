@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import time
@@ -54,20 +53,13 @@ def test_it_starts_follows_files_repairs_and_stops_leaving_its_rules(node: Confi
     assert node.tool("sysctl", "-n", FORWARD).strip() == "0"
 
 
-def test_a_second_daemon_on_the_same_state_is_refused(node: ConfiguredHost) -> None:
+def test_a_socket_in_use_is_left_to_its_daemon(node: ConfiguredHost) -> None:
     node.start()
-    second = node.vipd("--socket", str(node.root / "other.sock"))
-    assert second.returncode == 1
-    assert f"another vipd runs on {node.state_dir}" in second.stderr
-    assert "Traceback" not in second.stderr
-    third = node.vipd("--state-dir", str(node.root / "other"))
-    assert third.returncode == 1
-    assert "another vipd writes the chains VIPD-* in this network namespace" in third.stderr
-    fourth = node.vipd("--state-dir", str(node.root / "other"), "--set", "chain_prefix=OTHER")
-    assert fourth.returncode == 1
-    assert "vipd.sock" in fourth.stderr
-    assert "in use" in fourth.stderr
-    assert "Traceback" not in third.stderr + fourth.stderr
+    other = node.vipd("--state-dir", str(node.root / "other"), "--set", "chain_prefix=OTHER")
+    assert other.returncode == 1
+    assert "vipd.sock" in other.stderr
+    assert "in use" in other.stderr
+    assert "Traceback" not in other.stderr
     assert node.names() == {"dns"}
 
 
@@ -108,16 +100,6 @@ def test_check_prints_every_problem_and_touches_nothing(node: ConfiguredHost) ->
     assert "VIPD" not in node.rules()
 
 
-def test_unusable_settings_end_with_78_and_all_problems(node: ConfiguredHost) -> None:
-    node.settings.update({"mark_bit": 99, "colour": "red"})
-    done = node.vipd("--set", "log_level=loud")
-    assert done.returncode == 78
-    for name in ("mark_bit", "colour", "log_level"):
-        assert name in done.stderr
-    assert "Traceback" not in done.stderr
-    assert node.run("--config", str(node.root / "none.yaml")).returncode == 78
-
-
 def test_without_root_the_reason_is_told_and_no_traceback(node: ConfiguredHost) -> None:
     node.state_dir.mkdir(mode=0o750)
     for path in (node.root, *node.services_dir.iterdir()):
@@ -141,17 +123,6 @@ def test_who_may_not_read_good_files_is_told_so_and_not_to_move_them(node: Confi
     assert "run this as root (sudo)" in line
     assert "run vipd --check as root (sudo)" in done.stderr
     assert "aside" not in done.stderr
-
-
-def test_with_its_own_directories_but_without_root_it_tells_what_is_missing(node: ConfiguredHost) -> None:
-    for path in (node.root, node.services_dir, *node.services_dir.iterdir()):
-        path.chmod(0o755)
-    node.state_dir.mkdir()
-    os.chown(node.state_dir, 65534, 65534)
-    done = node.vipd_as_nobody("--once")
-    assert done.returncode == 1
-    assert "root" in done.stderr
-    assert "Traceback" not in done.stderr
 
 
 def test_a_path_that_cannot_be_a_socket_is_told(node: ConfiguredHost) -> None:
@@ -190,9 +161,6 @@ def test_it_holds_what_all_files_together_no_longer_say(node: ConfiguredHost) ->
     node.wait_for(lambda: "2 files are gone" in vipctl("status").stdout)
     assert "10.96.0.10" in node.rules()
     assert "10.96.0.11" in node.rules()
-    assert vipctl("list").stdout.count("held: its file is gone") == 2
-    assert "in sync: the kernel has every rule\n" not in vipctl("status").stdout
-    assert "2 files are gone" in vipctl("events").stdout
     assert node.end(signal.SIGTERM) == 0
     checked = node.vipd("--check")
     assert (checked.returncode, "2 files are gone" in checked.stderr) == (1, True)

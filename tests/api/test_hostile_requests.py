@@ -13,7 +13,6 @@ from typing import Any
 from urllib.parse import quote
 
 import pytest
-from aiohttp import ClientConnectionError
 from yarl import URL
 
 from tests.api.specs import DNS, WEB, routes
@@ -117,17 +116,13 @@ def broken(value: Any) -> Iterator[Any]:
         yield value * 50
 
 
-async def asked(vipd: Vipd, method: str, path: str, data: bytes | None = None, **headers: str) -> None:
+async def asked(vipd: Vipd, method: str, path: str, data: bytes | None = None) -> None:
     """Any answer but a fault will do."""
-    url = server_url(path)
-    async with vipd.session.request(method, url, data=data, headers=headers) as response:
+    url = URL(f"http://vipd{path}", encoded=True)
+    async with vipd.session.request(method, url, data=data) as response:
         text = await response.text()
         if response.status >= 500 and json.loads(text)["error"]["what"] not in MAY_FAIL:
             pytest.fail(f"{method} {path[:200]} {(data or b'')[:300]!r}: {response.status} {text[:400]}")
-
-
-def server_url(path: str) -> URL:
-    return URL(f"http://vipd{path}", encoded=True)
 
 
 def encoded(word: str) -> str:
@@ -266,10 +261,4 @@ async def test_bodies_that_are_no_json(vipd: Vipd) -> None:
     for method, path in routes():
         for data in RAW if method != "GET" else ():
             await asked(vipd, method, place(path) + "?dry_run=1", data)
-        for kind in ("application/json; charset=none-such", "text/x; charset=zip", "x; charset=\x85", "x"):
-            await asked(vipd, method, place(path) + "?dry_run=1", b"{}", **{"Content-Type": kind})
-        for coding in ("gzip", "deflate", "br", "x"):
-            # The server may close a connection on which it cannot find the next request.
-            with contextlib.suppress(ClientConnectionError):
-                await asked(vipd, method, place(path) + "?dry_run=1", b"{}", **{"Content-Encoding": coding})
     assert (await vipd.ask("GET", "/v1/status")).status == 200

@@ -62,13 +62,6 @@ def test_a_socket_that_a_crash_left_is_replaced_and_any_other_file_is_left_alone
     assert precious.read_text() == "data"
 
 
-@story_of(running)
-async def test_the_peer_is_known_from_the_kernel(vipd: Vipd) -> None:
-    await vipd.add(WEB)
-    (entry,) = (await vipd.ask("GET", "/v1/history")).body["entries"]
-    assert f"(pid {os.getpid()})" in entry["by"]
-
-
 @pytest.mark.root
 def test_root_and_the_members_of_the_group_may_change_and_others_may_read() -> None:
     users: dict[str, tuple[int, int, Sequence[int], bool]] = {

@@ -176,22 +176,6 @@ def test_every_odd_text_of_a_key_of_etcd_is_read_as_it_is_written() -> None:
     running(story, keys, simulated=True, etcd={"endpoints": ["http://etcd:2379"]})
 
 
-def test_a_store_that_an_earlier_version_wrote_with_pairs_is_read(tmp_path: Path) -> None:
-    body = 'a\\\U0001f600"\u20ac'
-    spec = {"name": "web", "address": "10.96.0.10", "ports": ["80/tcp"]}
-    spec |= {"check": {"type": "dns", "port": 53, "answer": body}}  # type: ignore[dict-item]
-    earlier = written(declare(file_of(spec)).services).replace(yaml_quoted(body), json.dumps(body))
-    assert "\\ud83d" in earlier
-
-    def store(vipd: Vipd) -> None:
-        (vipd.state_dir / "services.yaml").write_text(earlier)
-
-    async def story(vipd: Vipd) -> str:
-        return str((await vipd.service("web"))["spec"]["check"]["answer"])
-
-    assert running(story, store) == body
-
-
 @given(st.text(ANY_CHARACTER))
 def test_text_as_json_and_yaml(text: str) -> None:
     for indent in (None, 2):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from tests.faults.equipment import GONE
@@ -59,52 +59,22 @@ class Changes:
             self.wanted[name] = service
 
     def _choose(self, name: str, now: Wanted | None) -> tuple[str, str, Any, Wanted | None]:
+        if now and self._random.random() < 0.2:
+            return "DELETE", f"services/{name}", None, None
         number = int(name[1:])
         address = f"10.96.5.{number}" if number % 4 else f"fd00:96:5::{number:x}"
         known = BACKENDS[family_of(address)]
-        if now is None:
-            return self._add(name, address, known)
-        have = dict(now.backends)
-        missing = [backend for backend in known if backend not in have]
-        kind = self._random.choice(("remove", "affinity", "weight", "extend", "shorten"))
-        if kind == "weight" and have:
-            return self._weigh(name, now, have)
-        if kind == "extend" and missing:
-            added = missing[0]
-            body: dict[str, Any] = {"backends": [{"address": added, "port": SERVED_PORT}]}
-            after = replace(now, backends=(*now.backends, (added, 1)))
-            return "POST", f"services/{name}/backends", body, after
-        if kind == "shorten" and have:
-            gone = self._random.choice(list(have))
-            left = tuple(pair for pair in now.backends if pair[0] != gone)
-            body = {"backends": [_place(gone)]}
-            return "DELETE", f"services/{name}/backends", body, replace(now, backends=left)
-        if kind == "remove":
-            return "DELETE", f"services/{name}", None, None
-        affinity = self._random.choice([a for a in AFFINITIES if a != now.affinity])
-        body = {"service": {"affinity": _affinity(affinity)}}
-        return "PATCH", f"services/{name}", body, replace(now, affinity=affinity)
-
-    def _add(self, name: str, address: str, known: tuple[str, ...]) -> tuple[str, str, Any, Wanted]:
-        backends = self._random.sample(known, self._random.randrange(len(known) + 1))
-        affinity = self._random.choice(AFFINITIES)
+        chosen = self._random.sample(known, self._random.randrange(len(known) + 1))
+        backends = tuple((backend, self._random.choice((0, 1, 2, 7))) for backend in chosen)
+        after = Wanted(backends, self._random.choice(AFFINITIES))
         spec: dict[str, Any] = {
-            "name": name,
-            "address": address,
-            "ports": ["80/tcp", "80/udp"],
-            "backends": [{"address": backend, "port": SERVED_PORT} for backend in backends],
+            "backends": [{"address": a, "port": SERVED_PORT, "weight": weight} for a, weight in backends],
+            "affinity": {"by": "client-ip", "timeout": after.affinity} if after.affinity else None,
         }
-        if affinity:
-            spec["affinity"] = _affinity(affinity)
-        after = Wanted(tuple((backend, 1) for backend in backends), affinity)
-        return "POST", "services", {"service": spec}, after
-
-    def _weigh(self, name: str, now: Wanted, have: dict[str, int]) -> tuple[str, str, Any, Wanted]:
-        chosen = self._random.choice(list(have))
-        weight = self._random.choice([w for w in (0, 1, 2, 7) if w != have[chosen]])
-        after = tuple((a, weight if a == chosen else w) for a, w in now.backends)
-        path = f"services/{name}/backends/{_place(chosen)}"
-        return "PATCH", path, {"weight": weight}, replace(now, backends=after)
+        if now:
+            return "PATCH", f"services/{name}", {"service": spec}, after
+        added = {"name": name, "address": address, "ports": ["80/tcp", "80/udp"], **spec}
+        return "POST", "services", {"service": {k: v for k, v in added.items() if v is not None}}, after
 
 
 def services_of(daemon: Daemon) -> dict[str, Wanted]:
@@ -116,11 +86,3 @@ def _wanted(spec: dict[str, Any]) -> Wanted:
     backends = tuple((b["address"], b.get("weight", 1)) for b in spec.get("backends", ()))
     affinity = spec.get("affinity")
     return Wanted(backends, affinity["timeout"] if isinstance(affinity, dict) else None)
-
-
-def _affinity(timeout: str | None) -> dict[str, str] | None:
-    return {"by": "client-ip", "timeout": timeout} if timeout else None
-
-
-def _place(address: str) -> str:
-    return f"[{address}]:{SERVED_PORT}" if ":" in address else f"{address}:{SERVED_PORT}"

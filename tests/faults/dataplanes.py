@@ -61,10 +61,10 @@ def saved_rules(node: Node, variant: str = "") -> Rules:
         for line in node.run(f"{tool}{variant}-save").stdout.splitlines():
             if line.startswith("*"):
                 table = line[1:]
-            elif line.startswith(":"):
+            elif line.startswith(":") and " - " in line:  # the kernel's own are there as long as their table
                 found[f"{tool} {table} {line[1:].split()[0]}"] = []
             elif line.startswith("-A "):
-                found[f"{tool} {table} {line.split()[1]}"].append(line)
+                found.setdefault(f"{tool} {table} {line.split()[1]}", []).append(line)
     return found
 
 

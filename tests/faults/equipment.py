@@ -144,13 +144,9 @@ def cold_rules(equipment: Equipment, declarations: Mapping[str, str], added: str
 def as_from_a_cold_start(equipment: Equipment, daemon: Daemon) -> None:
     """The rules are those of a cold start from what this daemon has now on disk, in a moment at the latest:
     what nothing leads to any more is cleared away after a change. Raises AssertionError."""
-    wanted = cold_rules(equipment, *on_disk(daemon))
-    daemon.wait_until(lambda: difference(equipment.rules_of(daemon.host), wanted), [], SWEPT_SECONDS)
-
-
-def on_disk(daemon: Daemon) -> tuple[dict[str, str], str]:
     files = {path.name: path.read_text() for path in daemon.services_dir.glob("*.yaml")}
-    return files, stored(daemon.state_dir)
+    wanted = cold_rules(equipment, files, stored(daemon.state_dir))
+    daemon.wait_until(lambda: difference(equipment.rules_of(daemon.host), wanted), [], SWEPT_SECONDS)
 
 
 def difference(found: Rules, wanted: Rules) -> list[str]:

@@ -100,20 +100,6 @@ def test_vipctl_add_of_a_bad_one_says_so_and_removing_it_mends(lab: Lab, daemon:
     daemon.wait_in_sync()
 
 
-@pytest.mark.nightly(each_time="nftables")
-def test_changing_it_mends(lab: Lab, daemon: Daemon) -> None:
-    good = backend_text(lab.backends[0])
-    said = daemon.vipctl("add", "10.96.2.3:80/tcp", good, BAD, "--name", "mended", check=False)
-    assert said.returncode == 1
-    still = daemon.vipctl("set", "mended", "--affinity", "10m", check=False)
-    assert still.returncode == 1
-    assert "quarantined" in still.stderr
-    daemon.vipctl("remove-backend", "mended", BAD)
-    daemon.wait_in_sync()
-    assert set(lab.client.send("10.96.2.3", 80, count=10).all_answered().backends) == {"b1"}
-    daemon.vipctl("remove", "mended")
-
-
 @pytest.mark.nightly(each_time="iptables")
 def test_reload_gives_it_another_chance(lab: Lab, daemon: Daemon, tools: FailingTools) -> None:
     with tools.refusing(BAD_BACKEND, "10.96.2.4"):

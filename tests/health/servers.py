@@ -8,10 +8,10 @@ import json
 import socket
 import ssl
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import cache
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, cast
 
 from tests.lab.inside import Verdict, declare, probed
 from vipd.model.service import Service
@@ -19,18 +19,7 @@ from vipd.model.service import Service
 PATIENCE = 120.0
 """Seconds after which a test gives up on a noisy machine."""
 
-T = TypeVar("T")
 Handler = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
-
-
-def run(coroutine: Coroutine[object, object, T]) -> T:
-    """The coroutine's result, in time."""
-
-    async def limited() -> T:
-        async with asyncio.timeout(PATIENCE):
-            return await coroutine
-
-    return asyncio.run(limited())
 
 
 def checked(

@@ -97,10 +97,7 @@ def flooding() -> Iterator[int]:
             thread.join()
 
 
-def test_datagrams_without_end_are_bad() -> None:
-    with flooding() as port:
-        others = "more than 100 answers to other queries"
-        assert healthy_and_reason("dns", port) == (False, others)
+def test_wrong_datagrams_without_end_are_bad() -> None:
     with flooding() as port:
         healthy, reason = healthy_and_reason("udp", port, send="ping", expect="pong")
         assert (healthy, reason.partition(" with ")[0]) == (False, "the answer begins")

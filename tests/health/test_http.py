@@ -9,7 +9,6 @@ import struct
 from typing import Any
 
 from tests.health.servers import (
-    PATIENCE,
     Case,
     answers,
     beside,
@@ -17,7 +16,6 @@ from tests.health.servers import (
     closed_port,
     differing,
     healthy_and_reason,
-    silent,
     tcp_server,
     verdict,
 )
@@ -155,21 +153,6 @@ def test_no_redirection_is_followed() -> None:
     assert found == [False] * 7, "the body is that of the redirection itself"
     assert len(asked) == 7
     assert all(b"elsewhere" not in request for request in asked)
-
-
-def test_silence_and_drops_end_at_the_time_limit() -> None:
-    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        writer.write(OK)
-        while True:
-            writer.write(FIELDS)
-            await writer.drain()
-            await asyncio.sleep(0.05)
-
-    with beside(tcp_server(silent)) as port, beside(tcp_server(drip)) as other:
-        verdicts = probed(checked("http", port, timeout="400ms"), checked("http", other, timeout="400ms"))
-    for found in verdicts:
-        assert found[:2] == (False, "timeout after 0.4 s while waiting for the answer")
-        assert 0.4 <= found.seconds < PATIENCE / 2
 
 
 async def reset(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import sqlite3
 import threading
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -35,17 +35,14 @@ async def one_dies(vipd: Vipd) -> None:
     assert shares(vipd) == {f"{TWO}:80": 1}
 
 
-async def first_health(vipd: Vipd) -> dict[str, str]:
+async def first_health(vipd: Vipd, name: str = "web") -> dict[str, str]:
     """What is known before anybody was asked."""
-    return {place: endpoint["health"] for place, endpoint in (await shown(vipd)).items()}
+    return {place: endpoint["health"] for place, endpoint in (await shown(vipd, name)).items()}
 
 
 def after_restart(root: Path, block: str = WEB, later: float = 20.0, name: str = "web") -> dict[str, str]:
     """What a vipd knows that starts `later` than the first one did from what that left on disk."""
-
-    async def story(vipd: Vipd) -> dict[str, str]:
-        return {place: endpoint["health"] for place, endpoint in (await shown(vipd, name)).items()}
-
+    story = partial(first_health, name=name)
     return running(story, lambda vipd: vipd.declare(block), root, simulated=True, later=later)
 
 
@@ -199,8 +196,8 @@ def test_crashes_in_a_row_bring_no_dead_backend_back(tmp_path: Path) -> None:
         crashed(vipd, tmp_path / str(number + 1))
 
     for number in range(5):
-        prepare: Callable[[Vipd], None] = lambda vipd: vipd.declare(slow)  # noqa: E731
-        running(story, prepare, tmp_path / str(number), simulated=True, later=300.0 * (number + 1))
+        root, later = tmp_path / str(number), 300.0 * (number + 1)
+        running(story, lambda vipd: vipd.declare(slow), root, simulated=True, later=later)
 
 
 def test_crashes_at_any_moment_bring_no_dead_backend_back_while_many_die_and_return(tmp_path: Path) -> None:

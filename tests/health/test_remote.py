@@ -4,17 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from vipd.health.probes.remote import read_result, written_result
-from vipd.health.result import ProbeResult, ReportedWeight
-
-
-def test_a_result_is_read_as_it_was_written() -> None:
-    for result in (
-        ProbeResult.success(0.1, ReportedWeight(9)),
-        ProbeResult.failure("status 500", 0.2),
-        ProbeResult.not_probed("no memory"),
-    ):
-        assert read_result(written_result(result)) == result
+from vipd.health.probes.remote import read_result
 
 
 def test_what_is_no_result_is_refused() -> None:

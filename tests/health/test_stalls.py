@@ -10,15 +10,14 @@ from collections.abc import AsyncIterator, Iterator
 
 import pytest
 
-from tests.health.servers import PATIENCE, full_backlog, run
+from tests.health.servers import PATIENCE, full_backlog
 from vipd.health.checker import HealthChecker
 from vipd.health.lag import LoopLag
-from vipd.health.probes.base import Prober
 from vipd.health.probes.tcp import TcpProber
 from vipd.health.result import ProbeResult
 from vipd.health.state import HealthState
 from vipd.host.observer import Observer
-from vipd.model.check import Probe, TcpProbe, Timing
+from vipd.model.check import TcpProbe, Timing
 from vipd.model.check_target import CheckTarget
 from vipd.model.service import Protocol
 
@@ -26,54 +25,44 @@ PROBE = TcpProbe()
 FAST = Timing(interval=0.2, timeout=0.1, rise=2, fall=3)
 
 
-def target(port: int, probe: Probe, timeout: float = 60.0, address: str = "127.0.0.1") -> CheckTarget:
-    """Something to ask once."""
-    return CheckTarget(address, port, Protocol.TCP, probe, Timing(interval=PATIENCE, timeout=timeout))
-
-
-async def answer(prober: Prober, asked: CheckTarget) -> ProbeResult:
-    future: asyncio.Future[ProbeResult] = asyncio.get_running_loop().create_future()
-    prober.start(asked, future.set_result)
-    return await future
-
-
-@contextlib.contextmanager
-def prober() -> Iterator[TcpProber]:
+async def answer(port: int, timeout: float) -> ProbeResult:
+    """Of one check."""
     loop = asyncio.get_running_loop()
-    lag = LoopLag(loop)
-    with TcpProber(loop, lag) as made:
+    lag, future = LoopLag(loop), loop.create_future()
+    timing = Timing(interval=PATIENCE, timeout=timeout)
+    with TcpProber(loop, lag) as prober:
         lag.start()
-        yield made
+        prober.start(CheckTarget("127.0.0.1", port, Protocol.TCP, PROBE, timing), future.set_result)
+        result: ProbeResult = await future
         lag.stop()
+    return result
 
 
 def test_silence_while_the_loop_stood_still_is_no_timeout() -> None:
     """vipd hears nothing while it is busy; the time that a probe has is that in which it listens."""
 
     async def ask(port: int) -> tuple[ProbeResult, float]:
-        with prober() as made:
-            asked = asyncio.create_task(answer(made, target(port, PROBE, 0.5)))
-            began = time.monotonic()
-            await asyncio.sleep(0.15)
-            time.sleep(1.0)  # noqa: ASYNC251 (the stall is the point)
-            return await asked, time.monotonic() - began
+        asked = asyncio.create_task(answer(port, 0.5))
+        began = time.monotonic()
+        await asyncio.sleep(0.15)
+        time.sleep(1.0)  # noqa: ASYNC251 (the stall is the point)
+        return await asked, time.monotonic() - began
 
     with full_backlog() as port:
-        result, seconds = run(ask(port))
+        result, seconds = asyncio.run(ask(port))
     assert result.good is False
     assert seconds >= 1.3
 
 
 def test_an_answer_that_came_while_the_loop_stood_still_is_heard() -> None:
     async def ask(port: int) -> ProbeResult:
-        with prober() as made:
-            asked = asyncio.create_task(answer(made, target(port, PROBE, 0.1)))
-            await asyncio.sleep(0)
-            time.sleep(0.4)  # noqa: ASYNC251 (the stall is the point)
-            return await asked
+        asked = asyncio.create_task(answer(port, 0.1))
+        await asyncio.sleep(0)
+        time.sleep(0.4)  # noqa: ASYNC251 (the stall is the point)
+        return await asked
 
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        assert run(ask(listener.getsockname()[1])).good
+        assert asyncio.run(ask(listener.getsockname()[1])).good
 
 
 @contextlib.asynccontextmanager
@@ -119,4 +108,4 @@ def test_a_stalled_loop_condemns_nobody(backend: CheckTarget) -> None:
             assert health.status(backend).state is HealthState.HEALTHY
             assert observer.verdicts == []
 
-    run(story())
+    asyncio.run(story())

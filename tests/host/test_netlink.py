@@ -16,10 +16,7 @@ from vipd.host.netlink import (
     HEADER,
     INTERRUPTED,
     MalformedMessageError,
-    attributes,
     message,
-    nested,
-    u32,
 )
 from vipd.host.netlink_socket import ATTEMPTS, RECEIVE_BYTES, acknowledge, dump, read_whole
 
@@ -125,10 +122,3 @@ def test_a_request_is_acknowledged_or_refused() -> None:
     acknowledge(answering(RULE, message(ERROR, 0, 1, bytes(20))))
     with pytest.raises(OSError, match="No such file"):
         acknowledge(answering(REFUSED))
-
-
-def test_what_is_built_is_read() -> None:
-    assert attributes(attributes(nested(5, u32(1, 7), u32(2, 8)))[5]) == {
-        1: bytes((0, 0, 0, 7)),
-        2: bytes((0, 0, 0, 8)),
-    }

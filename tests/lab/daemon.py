@@ -49,7 +49,25 @@ class UnixConnection(http.client.HTTPConnection):
         self.sock.connect(str(self._path))
 
 
-class Daemon:
+class Asked:
+    """A daemon that answers on a socket."""
+
+    socket: Path
+
+    def get(self, what: str) -> dict[str, Any]:
+        return self.ask("GET", what)[1]
+
+    def ask(self, method: str, what: str, body: object = None) -> tuple[int, dict[str, Any]]:
+        connection = UnixConnection(self.socket)
+        try:
+            connection.request(method, f"/v1/{what}", None if body is None else json.dumps(body))
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        finally:
+            connection.close()
+
+
+class Daemon(Asked):
     """`python -m vipd` in a namespace. A context manager: ready on entry; ended, rules left, on exit."""
 
     module = "vipd"
@@ -136,18 +154,6 @@ class Daemon:
 
     def status(self) -> dict[str, Any]:
         return self.get("status")
-
-    def get(self, what: str) -> dict[str, Any]:
-        return self.ask("GET", what)[1]
-
-    def ask(self, method: str, what: str, body: object = None) -> tuple[int, dict[str, Any]]:
-        connection = UnixConnection(self.socket)
-        try:
-            connection.request(method, f"/v1/{what}", None if body is None else json.dumps(body))
-            answer = connection.getresponse()
-            return answer.status, json.loads(answer.read())
-        finally:
-            connection.close()
 
     def memory(self) -> list[str]:
         return Path(f"/proc/{self.status()['pid']}/status").read_text().splitlines()

@@ -963,27 +963,6 @@ class NotWrittenError(Exception):
     """vipd could not read or write the kernel's rules; its text is what the log and status say."""
 
 
-class ReadChain(NamedTuple):
-    """What a reader of tables says of a chain: number and priority of its hook, and comments of rules."""
-
-    hook: tuple[int, int] | None
-    rules: tuple[str, ...]
-
-
-class ReadTable(NamedTuple):
-    """What it says of a table besides its elements; None: there is none."""
-
-    comment: str | None
-    sets: Mapping[str, str]
-    chains: Mapping[str, ReadChain]
-
-
-def reading_from(make_reader: Callable[..., object]) -> AbstractContextManager[object]:
-    """While it is entered, the nftables dataplane reads tables by what `make_reader` returns, with methods
-    `structure`, `elements` and `table_flags`."""
-    return mock.patch("vipd.dataplane.nftables.family.TableReader", make_reader)
-
-
 @lru_cache(maxsize=64)
 def reached(table: str, client: str, addresses: tuple[str, ...], port: int) -> dict[str, frozenset[str]]:
     """The backends that flows from a client get to by a table as nft lists it, by address; none where some

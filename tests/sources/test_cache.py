@@ -10,7 +10,6 @@ import pytest
 
 from tests.lab.waiting import wait_until
 from vipd.sources.cache import Bucket, Cache
-from vipd.sources.state import StoreError
 
 
 class Owner:
@@ -96,33 +95,6 @@ def test_a_damaged_file_is_made_anew_with_all_that_is_known(
     if damage:
         assert path.with_name("cache.db.unreadable").read_bytes() == damage
         assert "it is damaged" in caplog.text
-    cache.close()
-
-
-def test_what_is_damaged_in_the_middle_is_not_known(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    cache = Cache(path)
-    Owner(cache).put({str(n): "x" * 2000 for n in range(100)})
-    cache.close()
-    data = bytearray(path.read_bytes())
-    data[20_000:60_000] = b"\xff" * 40_000
-    path.write_bytes(data)
-    assert kept(path) == {}
-    assert "it is damaged" in caplog.text
-
-
-def test_what_cannot_be_written_is_told_and_written_later(path: Path) -> None:
-    cache = Cache(path)
-    owner = Owner(cache)
-    path.mkdir()
-    owner.put({"a": "one"})
-    with pytest.raises(StoreError):
-        owner.bucket.write()
-    (warning,) = cache.warnings
-    assert f"{path}: cannot be written: cache.db is not a regular file; " in warning
-    path.rmdir()
-    owner.put({"b": "two"})
-    wait_until(lambda: not cache.warnings, "written")
-    assert kept(path) == {"a": "ONE", "b": "TWO"}
     cache.close()
 
 

@@ -44,10 +44,3 @@ def test_after_a_reboot_the_uptime_counts_again() -> None:
     confirmation = Confirmation.begin(7, 60, clocks(1000)).in_this_boot(booted)
     later = clocks(25, "second", -DAY)
     assert confirmation.in_this_boot(later).seconds_left(later) == 20
-
-
-def test_this_hosts_clocks() -> None:
-    here = Clocks()
-    assert len(here.boot_id()) == 36
-    assert here.uptime() > 0
-    assert 59 < Confirmation.begin(1, 60, here).seconds_left(here) <= 60

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from tests.model.samples import HEAD, block
-from tests.sources.host import BAD, GONE, GOOD, OTHER, Host, QuickHost, chown
+from tests.sources.host import BAD, GOOD, OTHER, Host, QuickHost, chown
 
 
 def test_declarations_are_read_by_suffix_and_hidden_names_are_not(host: Host) -> None:
@@ -17,6 +17,7 @@ def test_declarations_are_read_by_suffix_and_hidden_names_are_not(host: Host) ->
     host.put("c.json", '{"apiVersion": "vipd/v1", "services": [{"address": "10.96.0.12", "ports": [1]}]}')
     for ignored in (".a.yaml", "a.yaml~", "a.yaml.bak", "#a.yaml#", "a.txt", ".a.yaml.swp", "4913", "yaml"):
         host.put(ignored, BAD)
+    host.put("empty.yaml", b"")
     assert host.step() == {"dns", "web", "10.96.0.12:1/tcp"}
     assert host.problems() == []
 
@@ -87,18 +88,6 @@ def test_a_bad_file_keeps_its_last_good_version_also_over_a_restart(host: Host) 
     assert host.problems() == []
 
 
-def test_a_file_that_was_never_good_serves_nothing(host: Host) -> None:
-    host.put("a.yaml", BAD)
-    assert host.step() == set()
-    assert "a.yaml:3" in str(host.problems())
-    host.put("a.yaml", b"\xff")
-    host.step()
-    assert host.problems()
-    host.put("a.yaml", b"")
-    host.step()
-    assert host.problems() == [], "an empty one declares nothing, and takes nothing away"
-
-
 @pytest.mark.parametrize(
     ("target", "problem"), [("a.yaml", "Too many levels"), ("nowhere", "cannot be read")]
 )
@@ -147,22 +136,6 @@ def test_a_directory_that_cannot_be_read_says_what_of_it_is_used(host: Host) -> 
         assert host.problems()[-1].endswith(f"; {said}")
         host.services_dir.unlink()
         host.services_dir.mkdir()
-
-
-def test_a_removed_directory_leaves_the_last_good_versions_serving(host: Host) -> None:
-    host.put("a.yaml", GOOD)
-    host.step()
-    shutil.rmtree(host.services_dir)
-    for _ in range(2):
-        assert host.step() == {"dns"}
-        missing, held = host.problems()
-        assert missing == f"{host.services_dir}: there is no such directory; hint: create it"
-        assert f"1 file is gone, and its services {GONE}" in held
-        host.restart()
-    host.services_dir.mkdir()
-    host.put("a.yaml", OTHER)
-    assert host.step() == {"web"}
-    assert host.problems() == []
 
 
 def test_the_files_of_a_user_share_a_limit_and_each_of_roots_has_its_own() -> None:

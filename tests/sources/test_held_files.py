@@ -103,15 +103,6 @@ def test_files_that_vanish_together_are_held_until_it_is_said(pair: Host) -> Non
         pair.restart()
 
 
-def test_files_that_vanish_one_after_the_other_within_seconds_vanish_together(pair: Host) -> None:
-    pair.remove("a.yaml")
-    assert pair.step() == {"web"}
-    pair.remove("b.yaml")
-    assert pair.step() == {"dns", "web"}
-    pair.restart()
-    assert pair.step() == {"dns", "web"}
-
-
 @pytest.mark.slow
 def test_the_last_file_is_removed_when_the_others_went_long_ago(pair: Host) -> None:
     pair.remove("a.yaml")

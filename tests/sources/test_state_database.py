@@ -24,12 +24,10 @@ import pytest
 from tests.lab.inside import Kept, kept_in
 from tests.lab.waiting import wait_until
 from tests.sources.host import Host
+from tests.sources.test_store import A2, A, B
 
 pytestmark = pytest.mark.root
 
-A = {"name": "a", "address": "10.96.0.10", "ports": ["53/udp"], "backends": ["10.244.0.5"]}
-A2 = {**A, "backends": ["10.244.0.7"]}
-B = {"name": "b", "address": "10.96.0.11", "ports": ["53/udp"], "backends": ["10.244.0.6"]}
 MANY = [{**A, "name": f"s{n}", "address": f"10.97.{n // 200}.{n % 200}"} for n in range(1000)]
 """More pages than a transaction keeps in memory."""
 SENDING = ("sendto", "sendmsg", "write", "writev")

@@ -72,7 +72,7 @@ def test_a_removed_directory_is_seen_when_it_comes_back(host: Host) -> None:
     host.put("a.yaml", GOOD)
     sees(host, "dns")
     host.services_dir.rename(host.directory / "away")
-    host.wait_until(lambda: "there is no such directory" in str(host.problems()), True)
+    host.wait_until(lambda: "there is no such directory; hint: create it" in str(host.problems()), True)
     sees(host, "dns")
     host.services_dir.mkdir()
     host.put("a.yaml", OTHER)

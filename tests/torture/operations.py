@@ -41,7 +41,6 @@ class Torture:
         self.lab, self.daemon, self.equipment = lab, daemon, equipment
         self.random, self.model = random.Random(seed), Model(files={name: File() for name in FILES})
         self.done = Counter[str]()
-        self._legacy = equipment.legacy
         self._weighted: dict[Callable[[], None], int] = {
             self.store: 30,
             self.save: 14,
@@ -293,8 +292,6 @@ class Torture:
 
     def switch(self) -> None:
         """Switch to the other dataplane, which stays."""
-        if self._legacy:
-            return
         other = next(e for e in EQUIPMENTS if e.dataplane != self.equipment.dataplane)
         self.ask("POST", "dataplane", {"name": str(other.dataplane)})
         self.equipment = other

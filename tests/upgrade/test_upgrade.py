@@ -98,12 +98,3 @@ def test_nothing_is_lost(lab: Lab, folder: Path) -> None:
         assert not new, "record and document it, and have its loss noticed here"
         daemon.cleanup()
         assert lab.host.run("sysctl", "-n", "net.ipv4.ip_forward").stdout == "0\n"
-
-
-def test_the_copy_of_the_store_serves(lab: Lab, folder: Path) -> None:
-    daemon = daemon_on(lab)
-    before = place(folder, daemon)
-    (daemon.state_dir / "state.db").write_text("torn")
-    with daemon:
-        assert knowledge(daemon)["backends"]["web"] == before["backends"]["web"]
-        lab.client.send(VIPS["web"], 80, count=4).all_answered()

@@ -7,13 +7,8 @@ from tests.dataplane.namespace import Namespace
 
 def tables(namespace: Namespace) -> str:
     """Everything in a namespace's nftables, as nft lists it, each holder's elements sorted."""
-    return canonical(namespace.do("nft", "list", "ruleset"))
-
-
-def canonical(listing: str) -> str:
-    """A listing in an order of objects, and of elements."""
     found = []
-    for table in listing.split("\ntable "):
+    for table in namespace.do("nft", "list", "ruleset").split("\ntable "):
         whole = table.replace("table ", "", 1).rstrip().removesuffix("}")
         head, *parts = whole.split("\n\n")
         opening, _, first = head.partition("{\n")

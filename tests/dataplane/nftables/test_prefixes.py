@@ -1,5 +1,5 @@
-"""Long walks over a kernel that is none: after each step nothing is left to do, and after each transaction
-every packet that is served before and after the step is served.
+"""Walks: after each step nothing is left to do, and after each transaction every packet is served that
+is served before and after the step.
 
 `VIPD_STEPS=10000 pytest tests/dataplane/nftables/test_prefixes.py` walks that far.
 """
@@ -7,7 +7,8 @@ every packet that is served before and after the step is served.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +17,12 @@ from random import Random
 import pytest
 
 from tests.dataplane.declared import backends
+from tests.dataplane.namespace import Namespace
 from tests.dataplane.nftables.declared import numbered
-from tests.dataplane.nftables.fake_nft import FakeNft, FakeTable
+from tests.dataplane.nftables.listed import tables
+from tests.dataplane.watched_programs import WatchedPrograms, failing, refusing
 from tests.lab.examples import examples
-from tests.lab.inside import NotWrittenError, Synced, reached, reading_from, synced
+from tests.lab.inside import NotWrittenError, ProgramResult, Synced, reached, synced
 from vipd.model.flow_limits import FlowLimits
 from vipd.model.service import (
     Affinity,
@@ -31,11 +34,13 @@ from vipd.model.service import (
     ServicePort,
 )
 
-STEPS = int(os.environ.get("VIPD_STEPS", "0")) or examples(100)
+STEPS = int(os.environ.get("VIPD_STEPS", "0")) or examples(40)
 VIPS = {"ip": tuple(f"10.96.0.{n}" for n in range(1, 6)), "ip6": ("fd00:96::1", "fd00:96::2")}
 BACKENDS = {"ip": [f"10.244.0.{n}" for n in range(1, 6)], "ip6": [f"fd00:244::{n}" for n in range(1, 4)]}
 CLIENTS = {"ip": "192.0.2.7", "ip6": "2001:db8::7"}
 REFUSED = "10.244.0.66"
+
+pytestmark = [pytest.mark.root, pytest.mark.timeout(300 + STEPS * 5)]
 
 
 def service(dice: Random, number: int, vips: Sequence[str]) -> Service:
@@ -78,43 +83,66 @@ def changed(dice: Random, services: dict[int, Service]) -> None:
         services.clear()
 
 
-def disturbed(dice: Random, nft: FakeNft) -> None:
+def disturbed(dice: Random, namespace: Namespace) -> None:
     """Another program does something to a table."""
-    if not nft.tables:
+    listing = listed(namespace)
+    if not (names := re.findall("(?m)^table (.*) {", listing)):
         return
-    name = dice.choice(sorted(nft.tables))
-    table = nft.tables[name]
-    elements, chain = table.elements[dice.choice(sorted(table.sets))], dice.choice(sorted(table.chains))
-    acts: list[Callable[[], object]] = [
-        lambda: nft.tables.pop(name),
-        lambda: table.rules.update({each: [] for each in table.rules}),
-        lambda: table.rules[chain].clear(),
-        lambda: table.rules[chain].insert(0, "accept"),
-        lambda: elements.clear(),
-        lambda: (table.chains.update(theirs=""), table.rules.update(theirs=[])),
-        lambda: table.elements["claimed"].update({"10.9.9.9" if name == "ip vipd" else "fd00::9": ""}),
-        lambda: elements and elements.pop(dice.choice(sorted(elements))),
+    name = dice.choice(names)
+    own = next(part for part in listing.split("\ntable ") if part.removeprefix("table ").startswith(name))
+    chain = dice.choice(re.findall(r"\tchain (\S+)", own))
+    holder = dice.choice(re.findall(r"\t((?:map|set) \S+)", own))
+    element = dice.choice(re.findall(r"\t(?:map|set) (\S+) \{[^}]*elements = \{ (.*?)(?: : |,| \})", own))
+    acts = [
+        f"delete table {name}",
+        f"flush table {name}",
+        f"flush chain {name} {chain}",
+        f"insert rule {name} {chain} accept",
+        f"flush {holder.replace(' ', f' {name} ')}",
+        f"add chain {name} theirs",
+        f"add element {name} claimed {{ {'10.9.9.9' if name == 'ip vipd' else 'fd00::9'} }}",
+        f"delete element {name} {element[0]} {{ {element[1]} }}",
     ]
-    dice.choice(acts)()
+    namespace.do("nft", dice.choice(acts))
 
 
-def backends_reached(tables: dict[str, FakeTable]) -> dict[str, frozenset[str]]:
+def listed(namespace: Namespace) -> str:
+    """Without the rules for other segments than the first of a flow, which each nft writes in its own way."""
+    return re.sub("(?m)^\t\ttcp flags .*\n", "", namespace.do("nft", "list", "ruleset"))
+
+
+def backends_reached(listing: str) -> dict[str, frozenset[str]]:
     """By address, the backends that a client may get to; without those of which some flow is not served."""
     found = {}
     for family, vips in VIPS.items():
-        if (table := tables.get(f"{family} vipd")) is None:
-            continue
-        by_address = reached(table.listing(f"{family} vipd"), CLIENTS[family], vips, 80)
-        found.update({vip: there for vip, there in by_address.items() if there})
+        if f"table {family} vipd" in listing:
+            by_address = reached(listing, CLIENTS[family], vips, 80)
+            found.update({vip: there for vip, there in by_address.items() if there})
     return found
 
 
-def check_served(before: dict[str, FakeTable], states: Sequence[dict[str, FakeTable]]) -> None:
-    first, *between = map(backends_reached, (before, *states))
-    last = between[-1]
+def check_served(listings: Sequence[str]) -> None:
+    first, *between = map(backends_reached, listings)
     for number, state in enumerate(between):
-        for vip in first.keys() & last.keys():
-            assert state.get(vip, {""}) <= first[vip] | last[vip], f"{vip} after transaction {number}"
+        for vip in first.keys() & between[-1].keys():
+            assert state.get(vip, {""}) <= first[vip] | between[-1][vip], f"{vip} after transaction {number}"
+
+
+class Programs(WatchedPrograms):
+    """nft, which fails or refuses that backend where it is added while it is told to; and what there is after
+    each transaction."""
+
+    def __init__(self, namespace: Namespace) -> None:
+        super().__init__(self._disturbed)
+        self.fails = self.refuses = False
+        self.listings: list[str] = []
+        self.after = lambda argv: self.listings.append(listed(namespace))
+
+    def _disturbed(self, argv: Sequence[str], text: str) -> ProgramResult | None:
+        if self.fails:
+            return failing()(argv, text)
+        added = "".join(f"{line}\n" for line in text.splitlines() if line.startswith("add "))
+        return refusing(REFUSED)(argv, added) if self.refuses else None
 
 
 def check_settled(vipd: Synced) -> None:
@@ -123,78 +151,75 @@ def check_settled(vipd: Synced) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_no_prefix_has_a_hole_and_nothing_is_left_to_do(tmp_path: Path, seed: int) -> None:
-    dice, nft, services = Random(f"{seed} {STEPS}"), FakeNft(), dict[int, Service]()
-    with reading_from(nft.reader):
-        vipd = synced("nftables", nft, tmp_path / "walk", netlink=False)
-        for _ in range(STEPS):
-            changed(dice, services)
-            bad = {s.name for s in services.values() if any(b.address == REFUSED for b in s.backends)}
-            vipd.declare(services.values())
-            foreign = dice.random() < 0.3
-            if foreign:
-                disturbed(dice, nft)
-                vipd.doubt() if dice.random() < 0.5 else None
-            nft.refused = REFUSED if dice.random() < 0.3 else ""
-            nft.fails = dice.random() < 0.05
-            if dice.random() < 0.05:
-                vipd.restart()
-            before, nft.states = nft.tables, []
-            try:
-                vipd.step(tidy=False)
-            except NotWrittenError:
-                assert nft.fails
-            assert vipd.refused().keys() <= bad, "nobody else is blamed"
-            if nft.states:
-                check_served(before, nft.states)
-            if dice.random() < 0.7:
-                with suppress(NotWrittenError) if nft.fails or foreign else nullcontext():
-                    vipd.step()  # clears away what is left over
-            if nft.fails or foreign:
-                nft.fails = False
-                vipd.doubt()
-                vipd.step()
-            check_settled(vipd)
-        nft.refused = ""
-        vipd.doubt()
-        vipd.step()
-        fresh = FakeNft()
-        with reading_from(fresh.reader):
-            synced("nftables", fresh, tmp_path / "cold", netlink=False).become(*services.values())
-    assert sorted(nft.listing().splitlines()) == sorted(fresh.listing().splitlines())
+def test_no_prefix_has_a_hole_and_nothing_is_left_to_do(
+    namespace: Namespace, tmp_path: Path, seed: int
+) -> None:
+    dice, nft, services = Random(f"{seed} {STEPS}"), Programs(namespace), dict[int, Service]()
+    vipd = synced("nftables", namespace.name, tmp_path, through=nft, netlink=False)
+    for _ in range(STEPS):
+        changed(dice, services)
+        bad = {s.name for s in services.values() if any(b.address == REFUSED for b in s.backends)}
+        vipd.declare(services.values())
+        foreign = dice.random() < 0.3
+        if foreign:
+            disturbed(dice, namespace)
+            vipd.doubt() if dice.random() < 0.5 else None
+        nft.refuses, nft.fails = dice.random() < 0.3, dice.random() < 0.05
+        if dice.random() < 0.05:
+            vipd.restart()
+        nft.listings = [listed(namespace)]
+        try:
+            vipd.step(tidy=False)
+        except NotWrittenError:
+            assert nft.fails
+        assert vipd.refused().keys() <= bad, "nobody else is blamed"
+        check_served(nft.listings)
+        if dice.random() < 0.7:
+            with suppress(NotWrittenError) if nft.fails or foreign else nullcontext():
+                vipd.step()  # clears away what is left over
+        if nft.fails or foreign:
+            nft.fails = False
+            vipd.doubt()
+            vipd.step()
+        check_settled(vipd)
+    nft.refuses = False
+    vipd.doubt()
+    vipd.step()
+    with Namespace() as fresh:
+        synced("nftables", fresh.name, tmp_path / "cold").become(*services.values())
+        assert tables(namespace) == tables(fresh)
 
 
-def test_what_all_services_share_is_nobody_s_fault(tmp_path: Path) -> None:
+def test_what_all_services_share_is_nobody_s_fault(namespace: Namespace, tmp_path: Path) -> None:
     """And nft is not run more often for more services."""
 
     def runs(number: int) -> int:
-        nft = FakeNft()
-        nft.refused = "chain ip vipd dispatch"
-        with reading_from(nft.reader):
-            vipd = synced("nftables", nft, tmp_path / str(number), netlink=False)
-            vipd.declare([numbered(n, "10.244.0.1") for n in range(number)])
-            with pytest.raises(NotWrittenError, match="is refused by the test"):
-                vipd.step()
-            assert not vipd.refused()
-            ran, nft.refused = nft.started, ""
+        nft = WatchedPrograms(refusing("chain ip vipd dispatch"))
+        vipd = synced("nftables", namespace.name, tmp_path, through=nft, netlink=False)
+        vipd.declare([numbered(n, "10.244.0.1") for n in range(number)])
+        with pytest.raises(NotWrittenError, match="is refused by the test"):
             vipd.step()
-            check_settled(vipd)
+        assert not vipd.refused()
+        ran, nft.instead = len(nft.started), lambda argv, stdin: None
+        vipd.step()
+        check_settled(vipd)
+        vipd.become()
         return ran
 
     assert runs(80) == runs(8)
 
 
-def test_a_chain_that_one_service_needs_is_the_fault_of_that_one(tmp_path: Path) -> None:
-    nft = FakeNft()
-    nft.refused = "pinned-60"
+def test_a_chain_that_one_service_needs_is_the_fault_of_that_one(
+    namespace: Namespace, tmp_path: Path
+) -> None:
+    nft = WatchedPrograms(refusing("pinned-60"))
     pinned = replace(numbered(7, "10.244.0.1"), affinity=Affinity(60))
-    with reading_from(nft.reader):
-        vipd = synced("nftables", nft, tmp_path, netlink=False)
-        vipd.become(pinned, *(numbered(n, "10.244.0.1") for n in range(7)))
-        assert list(vipd.refused()) == [pinned.name]
-        assert all(f"10.96.0.{n} . tcp . 80 :" in nft.listing() for n in range(7))
-        nft.refused = ""
-        vipd.retry(pinned.name)
-        vipd.step()
-        check_settled(vipd)
-        assert "10.96.0.7 . tcp . 80 :" in nft.listing()
+    vipd = synced("nftables", namespace.name, tmp_path, through=nft, netlink=False)
+    vipd.become(pinned, *(numbered(n, "10.244.0.1") for n in range(7)))
+    assert list(vipd.refused()) == [pinned.name]
+    assert all(f"10.96.0.{n} . tcp . 80 :" in tables(namespace) for n in range(7))
+    nft.instead = lambda argv, stdin: None
+    vipd.retry(pinned.name)
+    vipd.step()
+    check_settled(vipd)
+    assert "10.96.0.7 . tcp . 80 :" in tables(namespace)

@@ -18,7 +18,6 @@ from vipd.model.flow_limits import FlowLimits
 from vipd.model.forwarding import Endpoint, Forwarding, ForwardingKey
 from vipd.model.service import (
     Affinity,
-    Balance,
     ExternalAddress,
     Family,
     Masquerade,
@@ -112,17 +111,6 @@ def test_a_pin_survives_the_others_that_come_and_go() -> None:
     all_three = numbers("10.244.0.1", "10.244.0.2", "10.244.0.3")
     assert len(set(all_three.values())) == 3
     assert numbers("10.244.0.1", "10.244.0.3").items() <= all_three.items()
-
-
-def test_a_client_keeps_its_backend_by_source_hash_whatever_their_order_and_when_another_goes() -> None:
-    def endpoints(*numbers: int) -> dict[str, str]:
-        served = tuple(Endpoint(f"10.244.0.{number}", 80) for number in numbers)
-        return of(endpoints=served, balance=Balance.SOURCE_HASH).sets["endpoints"]
-
-    all_three, fewer = endpoints(1, 2, 3), endpoints(2, 3)
-    assert endpoints(3, 1, 2) == all_three
-    kept = [fewer[slot] == endpoint for slot, endpoint in all_three.items() if "10.244.0.1 " not in endpoint]
-    assert kept.count(False) < 0.02 * len(all_three)
 
 
 def test_a_service_port_has_one_number_by_whatever_way_and_whatever_comes_and_goes() -> None:

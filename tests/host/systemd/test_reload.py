@@ -114,20 +114,3 @@ def test_the_log_says_what_serves_of_what_is_refused(
         assert f"{vipd.services_dir}/a.yaml:3" in record.getMessage()
 
     running(story, prepare)
-
-
-def test_a_kernel_that_does_not_take_it_or_does_not_answer_is_told() -> None:
-    async def story(vipd: Vipd) -> None:
-        vipd.declare(DNS, WEB)
-        vipd.kernel.failures += [("iptables-restore", "it said no")] * 9
-        answer = await vipd.reload()
-        assert answer.body["applied"] is False
-        assert "it said no" in str(answer.body)
-        vipd.kernel.failures.clear()
-        await vipd.until(lambda: vipd.kernel.names() == {"dns", "web"})
-        vipd.kernel.gate.clear()
-        vipd.declare(DNS)
-        assert "vipd goes on trying" in str((await vipd.reload()).body)
-        vipd.kernel.gate.set()
-
-    running(story, lambda vipd: vipd.declare(DNS), simulated=True)

@@ -69,10 +69,6 @@ def test_while_something_is_held_everything_else_is_too() -> None:
     assert guard.decide({"s1"}, 9, 1000.0).allowed == {"s1"}, "a new account begins"
 
 
-def test_a_foreign_store_removes_nothing_at_all() -> None:
-    assert RemovalGuard(100).decide({"s1"}, 1000, 0.0, store_replaced=True).held == {"s1"}
-
-
 def test_a_key_written_again_does_not_count_as_removed() -> None:
     guard = RemovalGuard(50)
     for n in range(1, 30):
@@ -97,16 +93,6 @@ def folders(**sizes: int) -> set[str]:
 
 def folder_guard() -> RemovalGuard:
     return RemovalGuard(50, author_of=lambda key: key.rpartition("/")[0])
-
-
-def test_one_folder_that_is_emptied_holds_up_no_other() -> None:
-    guard = folder_guard()
-    assert guard.decide(folders(a=10), {"a": 10, "b": 8, "c": 1}, 0.0).held == folders(a=10)
-    assert guard.decide({"b/s0"}, {"b": 8, "c": 1}, 1.0).allowed == {"b/s0"}
-    assert guard.decide({"c/s0"}, {"b": 7, "c": 1}, 2.0).allowed == {"c/s0"}
-    assert guard.decide({"a/s10"}, {"a": 1, "b": 7}, 60.0).held == {"a/s10"}, (
-        "more of the folder that is held"
-    )
 
 
 def test_removals_of_one_folder_restore_none_of_another() -> None:
