@@ -193,7 +193,9 @@ def put(host: Host, *specs: dict[str, Any]) -> None:
 CHANGES = {"the first": ([], [A]), "the next": ([A], [A2, B]), "a large one": ([A], [A2, *MANY])}
 
 
-@pytest.mark.parametrize("name", CHANGES)
+@pytest.mark.parametrize(
+    "name", ["the first", "the next", pytest.param("a large one", marks=pytest.mark.nightly)]
+)
 def test_a_change_that_is_cut_off_anywhere_is_there_whole_or_not_at_all(
     host: Host, tmp_path: Path, name: str
 ) -> None:
