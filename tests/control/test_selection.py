@@ -42,6 +42,7 @@ KEEP = {"fallback": "keep"}
 BOTH = "here there"
 CASES: dict[str, Case] = {
     "both": Case({}, {}, {}, {}, BOTH, "", "", ""),
+    "a way in": Case({}, {}, NODE_PORT, {}, BOTH, "", "", ""),
     "local inside": Case({}, {}, {"traffic_policy": LOCAL}, {}, "", "here", "there", ""),
     "local inside, with a way in": Case(
         {}, {}, {"traffic_policy": LOCAL, **NODE_PORT}, {}, BOTH, "here", "", ""
@@ -126,6 +127,7 @@ def test_states_and_policies_choose_backends() -> None:
             # A local policy drops, and does not refuse, while another host could serve.
             elsewhere = found[name][2] and case.service.get("traffic_policy") == LOCAL
             assert f.has_endpoints == bool(found[name][0] or found[name][1] or elsewhere), name
+            assert not f.full_under, name
         return found
 
     assert running(story, simulated=True) == {
@@ -154,14 +156,18 @@ def written(*services: str, **settings: Any) -> list[Forwarding]:
 
 
 def test_backends_are_sorted_and_a_port_of_their_own_wins() -> None:
-    first, second, third = written(
+    first, second, third, http, admin = written(
         "backends: [10.0.0.10, 10.0.0.9]",
         "backends: [10.0.0.9, 10.0.0.10]",
         "ports: [{port: 80, target: 8080}], backends: [10.0.0.1, '10.0.0.2:9000']",
+        "ports: [{port: 80, name: http}, {port: 81, name: admin}], "
+        "backends: [10.0.0.1, {address: 10.0.0.2, ports: {http: 8080}}]",
     )
     assert [str(e) for e in first.endpoints] == ["10.0.0.10:80", "10.0.0.9:80"]
     assert first.endpoints == second.endpoints
     assert [str(e) for e in third.endpoints] == ["10.0.0.1:8080", "10.0.0.2:9000"]
+    assert [str(e) for e in http.endpoints] == ["10.0.0.1:80", "10.0.0.2:8080"]
+    assert [str(e) for e in admin.endpoints] == ["10.0.0.1:81"], "the other does not serve that port"
 
 
 def test_the_fallback_serves_while_no_backend_of_its_family_can() -> None:
@@ -200,6 +206,8 @@ def test_what_a_service_says_of_its_flows_is_carried_over() -> None:
     assert (hairpin.masquerade, usual.masquerade) == (Masquerade.HAIRPIN, Masquerade.FORWARDED)
     assert (usual.affinity_timeout, usual.external_policy) == (None, TrafficPolicy.CLUSTER)
     assert least.balance is Balance.RANDOM, "shares that follow live flows are random ones for the kernel"
+    (hashed,) = written("balance: source-hash, backends: [10.0.0.1]", dataplane="nftables")
+    assert hashed.balance is Balance.SOURCE_HASH
 
 
 def test_pins_are_kept_while_draining_and_only_with_affinity() -> None:
@@ -232,6 +240,13 @@ def test_a_backend_is_on_this_host_by_its_node_or_its_address(
 ) -> None:
     (found,) = written(f"traffic_policy: {{internal: local}}, backends: [{{{backend}}}]", **settings)
     assert bool(found.local_endpoints) is local
+
+
+def test_a_node_port_alone_is_a_way_in_from_outside() -> None:
+    node_port = "ports: [{port: 80, node_port: 30080}], traffic_policy: {external: local}"
+    (found,) = written(f"{node_port}, backends: [10.10.0.1, 10.0.0.2]", node_name="")
+    assert found.external_policy is TrafficPolicy.LOCAL
+    assert (addresses(found.local_endpoints), len(found.endpoints)) == (["10.10.0.1"], 2)
 
 
 ZONED = "backends: [{address: 10.0.0.1, zone: east}, {address: 10.0.0.3, zone: west}%s]"
