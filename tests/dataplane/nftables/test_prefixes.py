@@ -34,7 +34,7 @@ from vipd.model.service import (
     ServicePort,
 )
 
-STEPS = int(os.environ.get("VIPD_STEPS", "0")) or examples(40)
+STEPS = int(os.environ.get("VIPD_STEPS", "0")) or examples(24)
 VIPS = {"ip": tuple(f"10.96.0.{n}" for n in range(1, 6)), "ip6": ("fd00:96::1", "fd00:96::2")}
 BACKENDS = {"ip": [f"10.244.0.{n}" for n in range(1, 6)], "ip6": [f"fd00:244::{n}" for n in range(1, 4)]}
 CLIENTS = {"ip": "192.0.2.7", "ip6": "2001:db8::7"}

@@ -116,10 +116,13 @@ def beside() -> Iterator[Callable[[Coroutine[Any, Any, T]], T]]:
 
 async def _cancel_all() -> None:
     """End what still runs in this loop."""
-    tasks = asyncio.all_tasks() - {asyncio.current_task()}
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        # A connection that was being accepted meanwhile has a task of its own now.
+        await asyncio.sleep(0)
+    await asyncio.sleep(0)  # what was aborted closes
 
 
 @contextmanager
