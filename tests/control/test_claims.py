@@ -212,18 +212,21 @@ CASES |= {
 }
 
 
-def test_who_may_claim_what() -> None:
+@pytest.mark.parametrize("third", range(3))
+def test_who_may_claim_what(third: int) -> None:
     by_settings: dict[str, dict[str, Json]] = {}
     for name, (spec, settings, _, _) in CASES.items():
         by_settings.setdefault(json.dumps(settings), {})[name] = spec
     found = {}
-    for text, specs in by_settings.items():
+    for text, specs in list(by_settings.items())[third::3]:
         found.update(refusals(specs, json.loads(text)))
     wrong = {}
-    for name, (*_, sources, start) in CASES.items():
-        told = {problems[0] for problems in found[name].values()}
-        if set(found[name]) != set(sources.split()) or not all(t.startswith(start) for t in told):
-            wrong[name] = found[name]
+    for name, problems in found.items():
+        *_, sources, start = CASES[name]
+        if set(problems) != set(sources.split()) or not all(
+            p[0].startswith(start) for p in problems.values()
+        ):
+            wrong[name] = problems
     assert wrong == {}
 
 

@@ -304,6 +304,8 @@ def test_what_ended_before_this_process_began_is_known_from_the_checkpoint(
     if lost:
         first.become(before.key)
         first.fail()
+    assert first.cache
+    first.cache.close()
     second = Bench(*entries, checkpoint=tmp_path)
     second.become(forwarding(*OTHER, B1))
     assert second.clean() == ONE_GONE
