@@ -35,6 +35,11 @@ class Relay:
     async def cut(self) -> None:
         """End every connection, take no new one."""
         if self._server is not None:
+            # A server that closes while it accepts leaves that connection open: it stops accepting first.
+            for listening in self._server.sockets:
+                asyncio.get_running_loop().remove_reader(listening.fileno())
+            for _ in range(3):
+                await asyncio.sleep(0)
             self._server.close()
         for task in list(self._passing):
             task.cancel()
