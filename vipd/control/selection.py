@@ -41,10 +41,10 @@ if TYPE_CHECKING:  # pydantic is slow to import, and selection does not need it
 class HostIdentity:
     """Facts about this host that selection requires."""
 
-    addresses: frozenset[str] = frozenset()
-    node_name: str = ""
-    zone: str = ""
-    node_names_only: bool = False
+    addresses: frozenset[str]
+    node_name: str
+    zone: str
+    node_names_only: bool
     """A backend is local only by its node name, as for kube-proxy; if false, also by an address of this
     host."""
 
@@ -67,7 +67,7 @@ class SelectionPolicy:
     about this host."""
 
     masquerade: Mapping[Family, Masquerade]
-    host: HostIdentity = HostIdentity()
+    host: HostIdentity
 
     @classmethod
     def of(cls, settings: Settings, host_addresses: Iterable[str]) -> SelectionPolicy:
